@@ -1,5 +1,6 @@
 //! Text to token ids, as the model's own tokenizer does it.
 
+pub mod blocks;
 pub mod prepared;
 
 /// A loaded tokenizer.

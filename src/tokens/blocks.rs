@@ -1,0 +1,192 @@
+//! Token ids to a chain of [`BlockHash`]es: the keys under which cached prefixes are known.
+//!
+//! A block's hash covers its own tokens and, through its parent's hash, every token before it, so
+//! equal hashes mean equal prefixes and a prefix is found by its last block alone.
+//!
+//! This is deliberately not the engine's hash. Engines change theirs between versions, seed it at
+//! random, and publish only eight bytes of it.
+
+use std::num::NonZeroU32;
+use xxhash_rust::xxh3::{Xxh3, xxh3_64};
+
+/// Tokens per block. A type of its own because zero would make every chain infinite.
+pub type BlockSize = NonZeroU32;
+
+/// The identity of one full block and of everything in front of it.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Hash, PartialOrd, Ord)]
+pub struct BlockHash(pub u64);
+
+/// Where a chain starts: everything but the tokens that separates one cache entry from another.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub struct ChainSeed(u64);
+
+impl ChainSeed {
+    /// Mixes the served model (or LoRA adapter) name and the cache salt.
+    ///
+    /// Each part goes in behind its own length: without that, model `a` with salt `bc` and model
+    /// `ab` with salt `c` would share entries, across tenants.
+    pub fn new(model: &str, cache_salt: Option<&str>) -> Self {
+        let mut hasher = Xxh3::new();
+        for part in [model.as_bytes(), cache_salt.unwrap_or_default().as_bytes()] {
+            hasher.update(&(part.len() as u64).to_le_bytes());
+            hasher.update(part);
+        }
+        Self(hasher.digest())
+    }
+}
+
+/// A prompt's full blocks, and the tokens after the last of them.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct Chain {
+    seed: ChainSeed,
+    block_size: BlockSize,
+    hashes: Vec<BlockHash>,
+    tail: Vec<u32>,
+}
+
+impl Chain {
+    /// Hashes a prompt's full blocks. The partial block at the end has no hash: engines cache
+    /// whole blocks only.
+    pub fn new(seed: ChainSeed, block_size: BlockSize, tokens: &[u32]) -> Self {
+        let mut chain = Self { seed, block_size, hashes: Vec::new(), tail: Vec::new() };
+        chain.extend(tokens);
+        chain
+    }
+
+    /// Appends tokens, for instance those of the answer.
+    pub fn extend(&mut self, tokens: &[u32]) {
+        let block = self.block_size.get() as usize;
+        let missing = block.saturating_sub(self.tail.len()).min(tokens.len());
+        let (head, rest) = tokens.split_at(missing);
+        self.tail.extend_from_slice(head);
+        if self.tail.len() < block {
+            return;
+        }
+        let mut bytes = Vec::with_capacity(8 + 4 * block);
+        let first = std::mem::take(&mut self.tail);
+        self.push(&first, &mut bytes);
+        let blocks = rest.chunks_exact(block);
+        self.hashes.reserve(blocks.len());
+        self.tail.extend_from_slice(blocks.remainder());
+        for tokens in blocks {
+            self.push(tokens, &mut bytes);
+        }
+    }
+
+    fn push(&mut self, tokens: &[u32], bytes: &mut Vec<u8>) {
+        let parent = self.hashes.last().map_or(self.seed.0, |hash| hash.0);
+        bytes.clear();
+        bytes.extend_from_slice(&parent.to_le_bytes());
+        bytes.extend(tokens.iter().flat_map(|token| token.to_le_bytes()));
+        self.hashes.push(BlockHash(xxh3_64(bytes)));
+    }
+
+    /// The hashes, root first.
+    pub fn hashes(&self) -> &[BlockHash] {
+        &self.hashes
+    }
+
+    /// Tokens per block.
+    pub fn block_size(&self) -> BlockSize {
+        self.block_size
+    }
+
+    /// All tokens, the partial block's included.
+    pub fn token_count(&self) -> usize {
+        self.hashes.len() * self.block_size.get() as usize + self.tail.len()
+    }
+
+    /// The most blocks of this prompt that an engine can take from cache.
+    ///
+    /// An engine always computes at least one token, since it needs a token's output to go on
+    /// from: of N tokens at most `floor((N - 1) / B)` blocks can hit (observed on vLLM).
+    pub fn reusable_blocks(&self) -> usize {
+        self.token_count().saturating_sub(1) / self.block_size.get() as usize
+    }
+
+    /// The last full block within the first `tokens` tokens, or `None` when there is none.
+    pub fn block_at(&self, tokens: usize) -> Option<BlockHash> {
+        let blocks = (tokens / self.block_size.get() as usize).min(self.hashes.len());
+        self.hashes.get(blocks.checked_sub(1)?).copied()
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn size(tokens: u32) -> BlockSize {
+        BlockSize::new(tokens).unwrap()
+    }
+
+    fn chain(tokens: &[u32]) -> Chain {
+        Chain::new(ChainSeed::new("m", None), size(4), tokens)
+    }
+
+    #[track_caller]
+    fn check_reusable(tokens: u32, expected: usize) {
+        let tokens: Vec<u32> = (0..tokens).collect();
+        assert_eq!(chain(&tokens).reusable_blocks(), expected, "{} tokens", tokens.len());
+    }
+
+    #[test]
+    fn at_least_one_token_is_always_computed() {
+        check_reusable(0, 0);
+        check_reusable(3, 0);
+        check_reusable(4, 0);
+        check_reusable(5, 1);
+        check_reusable(8, 1);
+        check_reusable(9, 2);
+    }
+
+    #[test]
+    fn equal_prefixes_have_equal_hashes_up_to_the_first_difference() {
+        let a = chain(&[1, 2, 3, 4, 5, 6, 7, 8, 9]);
+        let b = chain(&[1, 2, 3, 4, 5, 6, 7, 0, 9]);
+        assert_eq!(a.hashes()[0], b.hashes()[0]);
+        assert_ne!(a.hashes()[1], b.hashes()[1]);
+    }
+
+    #[test]
+    fn a_later_block_depends_on_every_earlier_token() {
+        let a = chain(&[1, 2, 3, 4, 5, 6, 7, 8]);
+        let b = chain(&[9, 2, 3, 4, 5, 6, 7, 8]);
+        assert_ne!(a.hashes()[1], b.hashes()[1]);
+    }
+
+    #[test]
+    fn parts_of_the_seed_cannot_run_into_each_other() {
+        assert_ne!(ChainSeed::new("a", Some("bc")), ChainSeed::new("ab", Some("c")));
+        assert_ne!(ChainSeed::new("a", None), ChainSeed::new("a", Some("x")));
+    }
+
+    #[test]
+    fn hashes_stay_as_they_were_since_they_cross_vms_and_versions() {
+        let hashes = chain(&[1, 2, 3, 4, 5, 6, 7, 8]).hashes().to_vec();
+        let parent = ChainSeed::new("m", None).0;
+        let mut bytes = parent.to_le_bytes().to_vec();
+        for token in [1u32, 2, 3, 4] {
+            bytes.extend(token.to_le_bytes());
+        }
+        assert_eq!(hashes[0], BlockHash(xxh3_64(&bytes)));
+    }
+
+    #[test]
+    fn extending_in_pieces_equals_hashing_at_once() {
+        let tokens: Vec<u32> = (0..57).collect();
+        let whole = chain(&tokens);
+        for cut in 0..tokens.len() {
+            let mut pieces = chain(&tokens[..cut]);
+            pieces.extend(&tokens[cut..]);
+            assert_eq!(pieces, whole, "cut at {cut}");
+        }
+    }
+
+    #[test]
+    fn block_at_is_the_last_full_block_in_front() {
+        let chain = chain(&[1, 2, 3, 4, 5, 6, 7, 8, 9]);
+        assert_eq!(chain.block_at(3), None);
+        assert_eq!(chain.block_at(7), Some(chain.hashes()[0]));
+        assert_eq!(chain.block_at(2048), Some(chain.hashes()[1]));
+    }
+}
