@@ -1,0 +1,148 @@
+//! One replica's shadow cache: a bounded tree of blocks, least recently used leaf out first.
+//!
+//! A use touches only the deepest block, in constant time, however long the prefix: a parent
+//! inherits its youngest child's time when that child is evicted, which is the only moment at
+//! which the parent's own time can matter.
+
+use super::Recorded;
+use crate::tokens::blocks::BlockHash;
+use hashbrown::HashMap;
+use std::cmp::Reverse;
+use std::collections::BinaryHeap;
+
+/// A position in [`Shadow::nodes`].
+type NodeIndex = u32;
+
+#[derive(Debug, Clone, Copy)]
+struct Node {
+    hash: BlockHash,
+    parent: Option<NodeIndex>,
+    children: u32,
+    /// The [`Shadow::uses`] count at the last use that ended here or in an evicted descendant.
+    used: u64,
+}
+
+#[derive(Debug, Default)]
+pub(super) struct Shadow {
+    capacity: usize,
+    by_hash: HashMap<BlockHash, NodeIndex>,
+    nodes: Vec<Node>,
+    free: Vec<NodeIndex>,
+    /// Leaves by time of use. An entry is stale when its node is gone, has children, or has been
+    /// used since; stale entries are dropped when they surface.
+    leaves: BinaryHeap<Reverse<(u64, NodeIndex)>>,
+    uses: u64,
+}
+
+impl Shadow {
+    pub(super) fn len(&self) -> usize {
+        self.by_hash.len()
+    }
+
+    pub(super) fn set_capacity(&mut self, capacity: usize) {
+        self.capacity = capacity;
+        self.evict();
+    }
+
+    pub(super) fn overlap_blocks(&self, chain: &[BlockHash]) -> usize {
+        chain.partition_point(|hash| self.by_hash.contains_key(hash))
+    }
+
+    pub(super) fn record(&mut self, parent: Option<BlockHash>, blocks: &[BlockHash]) -> Recorded {
+        let mut last = None;
+        if let Some(parent) = parent {
+            match self.by_hash.get(&parent) {
+                Some(index) => last = Some(*index),
+                None => return Recorded::Orphaned,
+            }
+        }
+        self.uses += 1;
+        // Beyond the capacity nothing of this chain can stay, whatever else is evicted.
+        for hash in blocks.iter().take(self.capacity) {
+            last = Some(match self.by_hash.get(hash) {
+                Some(index) => *index,
+                None => self.insert(*hash, last),
+            });
+        }
+        if let Some(index) = last {
+            self.touch(index);
+        }
+        self.evict();
+        Recorded::Held
+    }
+
+    fn insert(&mut self, hash: BlockHash, parent: Option<NodeIndex>) -> NodeIndex {
+        if let Some(parent) = parent.and_then(|index| self.node_mut(index)) {
+            parent.children += 1;
+        }
+        let node = Node { hash, parent, children: 0, used: self.uses };
+        let index = match self.free.pop() {
+            Some(index) => {
+                if let Some(slot) = self.node_mut(index) {
+                    *slot = node;
+                }
+                index
+            }
+            None => {
+                self.nodes.push(node);
+                // The capacity, and so the number of nodes, is far below 2^32.
+                u32::try_from(self.nodes.len() - 1).unwrap_or(u32::MAX)
+            }
+        };
+        self.by_hash.insert(hash, index);
+        index
+    }
+
+    fn touch(&mut self, index: NodeIndex) {
+        let used = self.uses;
+        if let Some(node) = self.node_mut(index) {
+            node.used = used;
+            if node.children == 0 {
+                self.leaves.push(Reverse((used, index)));
+            }
+        }
+        // Repeated use of one leaf leaves stale entries behind; rebuilding when they are the
+        // majority keeps the heap within a constant factor of the tree at amortised O(1).
+        if self.leaves.len() > 2 * self.by_hash.len() + 16 {
+            self.rebuild_leaves();
+        }
+    }
+
+    fn rebuild_leaves(&mut self) {
+        self.leaves = self
+            .by_hash
+            .values()
+            .filter_map(|&index| {
+                let node = self.nodes.get(index as usize)?;
+                (node.children == 0).then_some(Reverse((node.used, index)))
+            })
+            .collect();
+    }
+
+    fn evict(&mut self) {
+        while self.by_hash.len() > self.capacity {
+            let Some(Reverse((used, index))) = self.leaves.pop() else { return };
+            let Some(node) = self.nodes.get(index as usize).copied() else { continue };
+            if node.children > 0
+                || node.used != used
+                || self.by_hash.get(&node.hash) != Some(&index)
+            {
+                continue;
+            }
+            self.by_hash.remove(&node.hash);
+            self.free.push(index);
+            let Some(parent_index) = node.parent else { continue };
+            let Some(parent) = self.node_mut(parent_index) else { continue };
+            parent.children = parent.children.saturating_sub(1);
+            parent.used = parent.used.max(node.used);
+            if parent.children == 0 {
+                let entry = Reverse((parent.used, parent_index));
+                self.leaves.push(entry);
+            }
+        }
+    }
+
+    fn node_mut(&mut self, index: NodeIndex) -> Option<&mut Node> {
+        self.nodes.get_mut(index as usize)
+    }
+}
