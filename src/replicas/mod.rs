@@ -1,0 +1,344 @@
+//! The replicas of every cluster: who they are, whether Envoy would use them, and what they
+//! last reported.
+//!
+//! The leader builds a [`ReplicaTable`] from observations (a static list or Envoy's admin, each
+//! replica's own `/metrics` and `/v1/models`) and publishes it; every VM reads the same table.
+//! Nothing here fetches, and nothing here knows what a replica has cached.
+
+pub mod clusters;
+pub mod stats;
+
+use crate::tokens::blocks::BlockSize;
+use std::time::Duration;
+
+/// A replica's identity for as long as its cache can be the same one.
+///
+/// The slot is its place in the table; the incarnation changes when the process behind the
+/// address restarts or the slot goes to another address, so that knowledge of the old cache
+/// cannot be mistaken for knowledge of the new one.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Hash, PartialOrd, Ord)]
+pub struct ReplicaId {
+    /// Place in the table.
+    pub slot: u32,
+    /// Which use of that place this is.
+    pub incarnation: u32,
+}
+
+/// A moment on the monotonic clock that all VMs of one Envoy share.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Default)]
+pub struct Moment(pub u64);
+
+impl Moment {
+    /// Time since `earlier`; zero when `earlier` is later.
+    pub fn since(self, earlier: Self) -> Duration {
+        Duration::from_nanos(self.0.saturating_sub(earlier.0))
+    }
+
+    /// This moment and `later` on top.
+    #[must_use]
+    pub fn plus(self, later: Duration) -> Self {
+        Self(self.0.saturating_add(u64::try_from(later.as_nanos()).unwrap_or(u64::MAX)))
+    }
+}
+
+/// Envoy's verdict on a replica.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
+pub enum Health {
+    /// Nothing known against it.
+    #[default]
+    Healthy,
+    /// Failed active checks, ejected as an outlier, or marked so by EDS.
+    Unhealthy,
+    /// Finishing what it has; takes no new request.
+    Draining,
+}
+
+/// What one `/metrics` report said.
+#[derive(Debug, Clone, Copy, PartialEq, Default)]
+pub struct Load {
+    /// Requests in the engine's batch.
+    pub running: u32,
+    /// Requests queued in front of it.
+    pub waiting: u32,
+    /// Share of KV blocks that running requests hold, 0 to 1.
+    pub kv_usage: Option<f64>,
+    /// When the report arrived.
+    pub at: Moment,
+}
+
+/// One replica as the table knows it.
+#[derive(Debug, Clone, PartialEq)]
+pub struct Replica {
+    /// Identity.
+    pub id: ReplicaId,
+    /// Envoy cluster it belongs to.
+    pub cluster: String,
+    /// `ip:port`, IPv6 in brackets: as the load balancer's override header wants it.
+    pub address: String,
+    /// Envoy's verdict.
+    pub health: Health,
+    /// The last report, when there was one.
+    pub load: Option<Load>,
+    /// Tokens per KV block, when the engine said so.
+    pub block_size: Option<BlockSize>,
+    /// KV blocks the engine has, when it said so.
+    pub capacity_blocks: Option<u32>,
+    /// `process_start_time_seconds`, as it tells a restart.
+    pub started_at: Option<f64>,
+    /// Names under which it serves models; `None` until it said so.
+    pub models: Option<Vec<String>>,
+}
+
+impl Replica {
+    /// Whether a request for `model` (any of its names) may go there. A replica that has not
+    /// listed its models is not ruled out.
+    pub fn serves(&self, names: &[String]) -> bool {
+        self.models.as_ref().is_none_or(|models| models.iter().any(|model| names.contains(model)))
+    }
+
+    /// The report, unless it is older than `stale_after`.
+    pub fn fresh_load(&self, now: Moment, stale_after: Duration) -> Option<Load> {
+        self.load.filter(|load| now.since(load.at) <= stale_after)
+    }
+}
+
+/// A replica as a membership source names it.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct Member {
+    /// `ip:port`, IPv6 in brackets.
+    pub address: String,
+    /// Envoy's verdict.
+    pub health: Health,
+}
+
+/// All replicas, at stable places.
+#[derive(Debug, Clone, PartialEq, Default)]
+pub struct ReplicaTable {
+    /// Places; an empty one keeps its incarnation so that the next tenant gets another.
+    slots: Vec<Slot>,
+}
+
+#[derive(Debug, Clone, PartialEq, Default)]
+struct Slot {
+    incarnation: u32,
+    replica: Option<Replica>,
+}
+
+/// Most replicas a table holds: bounds the shared value, the per-VM index and the work of one
+/// decision. Members beyond it are not routed to; the caller counts them.
+pub const MAX_REPLICAS: usize = 1024;
+
+impl ReplicaTable {
+    /// Every replica, in slot order.
+    pub fn iter(&self) -> impl Iterator<Item = &Replica> {
+        self.slots.iter().filter_map(|slot| slot.replica.as_ref())
+    }
+
+    /// The replicas of one Envoy cluster.
+    pub fn in_cluster<'a>(&'a self, cluster: &'a str) -> impl Iterator<Item = &'a Replica> {
+        self.iter().filter(move |replica| replica.cluster == cluster)
+    }
+
+    /// The replica with this identity, if it is still that one.
+    pub fn by_id(&self, id: ReplicaId) -> Option<&Replica> {
+        self.at(id.slot).filter(|replica| replica.id == id)
+    }
+
+    /// Whoever is at this place now.
+    pub fn at(&self, slot: u32) -> Option<&Replica> {
+        self.slots.get(slot as usize)?.replica.as_ref()
+    }
+
+    /// The replica of a cluster at an address.
+    pub fn by_address(&self, cluster: &str, address: &str) -> Option<&Replica> {
+        self.iter().find(|replica| replica.cluster == cluster && replica.address == address)
+    }
+
+    /// Makes a cluster's replicas those of `members`: keeps who stays, removes who left, places
+    /// who is new. Returns how many found no place.
+    pub fn set_members(&mut self, cluster: &str, members: &[Member]) -> usize {
+        for slot in &mut self.slots {
+            let gone = slot.replica.as_ref().is_some_and(|replica| {
+                replica.cluster == cluster
+                    && !members.iter().any(|member| member.address == replica.address)
+            });
+            if gone {
+                slot.replica = None;
+            }
+        }
+        let mut unplaced = 0;
+        for member in members {
+            let known =
+                self.slots.iter_mut().filter_map(|slot| slot.replica.as_mut()).find(|replica| {
+                    replica.cluster == cluster && replica.address == member.address
+                });
+            match known {
+                Some(replica) => replica.health = member.health,
+                None => unplaced += usize::from(!self.place(cluster, member)),
+            }
+        }
+        unplaced
+    }
+
+    fn place(&mut self, cluster: &str, member: &Member) -> bool {
+        let free = self.slots.iter().position(|slot| slot.replica.is_none());
+        let index = free.unwrap_or(self.slots.len());
+        if index >= MAX_REPLICAS {
+            return false;
+        }
+        if index == self.slots.len() {
+            self.slots.push(Slot::default());
+        }
+        let (Some(slot), Ok(number)) = (self.slots.get_mut(index), u32::try_from(index)) else {
+            return false;
+        };
+        slot.incarnation = slot.incarnation.wrapping_add(1);
+        slot.replica = Some(Replica {
+            id: ReplicaId { slot: number, incarnation: slot.incarnation },
+            cluster: cluster.to_owned(),
+            address: member.address.clone(),
+            health: member.health,
+            load: None,
+            block_size: None,
+            capacity_blocks: None,
+            started_at: None,
+            models: None,
+        });
+        true
+    }
+
+    /// Takes in one `/metrics` report. A changed process start time means a new process, so a new
+    /// incarnation. Returns whether that happened.
+    pub fn set_report(&mut self, slot: u32, report: &stats::Report, now: Moment) -> bool {
+        let Some(place) = self.slots.get_mut(slot as usize) else { return false };
+        let Some(replica) = place.replica.as_mut() else { return false };
+        let restarted = match (replica.started_at, report.started_at) {
+            (Some(before), Some(after)) => before != after,
+            _ => false,
+        };
+        if restarted {
+            place.incarnation = place.incarnation.wrapping_add(1);
+            replica.id.incarnation = place.incarnation;
+            replica.models = None;
+        }
+        replica.started_at = report.started_at.or(replica.started_at);
+        replica.block_size = report.block_size.or(replica.block_size);
+        replica.capacity_blocks = report.capacity_blocks.or(replica.capacity_blocks);
+        if let (Some(running), Some(waiting)) = (report.running, report.waiting) {
+            replica.load = Some(Load { running, waiting, kv_usage: report.kv_usage, at: now });
+        }
+        restarted
+    }
+
+    /// Takes in the names from `/v1/models`.
+    pub fn set_models(&mut self, slot: u32, models: Vec<String>) {
+        let replica = self.slots.get_mut(slot as usize).and_then(|slot| slot.replica.as_mut());
+        if let Some(replica) = replica {
+            replica.models = Some(models);
+        }
+    }
+
+    /// Every place with its incarnation and tenant: what must be published so that a later leader
+    /// goes on counting incarnations where this one stopped.
+    pub fn places(&self) -> impl Iterator<Item = (u32, Option<&Replica>)> {
+        self.slots.iter().map(|slot| (slot.incarnation, slot.replica.as_ref()))
+    }
+
+    /// The table from its places.
+    pub fn from_places(places: Vec<(u32, Option<Replica>)>) -> Self {
+        let slots = places
+            .into_iter()
+            .map(|(incarnation, replica)| Slot { incarnation, replica })
+            .collect();
+        Self { slots }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn member(address: &str) -> Member {
+        Member { address: address.to_owned(), health: Health::Healthy }
+    }
+
+    fn id(table: &ReplicaTable, address: &str) -> ReplicaId {
+        table.by_address("c", address).unwrap().id
+    }
+
+    fn started(at: f64) -> stats::Report {
+        stats::Report { started_at: Some(at), ..stats::Report::default() }
+    }
+
+    #[test]
+    fn who_stays_keeps_its_identity() {
+        let mut table = ReplicaTable::default();
+        table.set_members("c", &[member("a:1"), member("b:1")]);
+        let before = id(&table, "b:1");
+        table.set_members("c", &[member("b:1"), member("c:1")]);
+        assert_eq!(id(&table, "b:1"), before);
+        assert!(table.by_address("c", "a:1").is_none());
+    }
+
+    #[test]
+    fn a_reused_place_is_another_replica() {
+        let mut table = ReplicaTable::default();
+        table.set_members("c", &[member("a:1")]);
+        let first = id(&table, "a:1");
+        table.set_members("c", &[]);
+        table.set_members("c", &[member("a:1")]);
+        let second = id(&table, "a:1");
+        assert_eq!(first.slot, second.slot);
+        assert_ne!(first.incarnation, second.incarnation);
+        assert!(table.by_id(first).is_none());
+    }
+
+    #[test]
+    fn another_clusters_members_are_left_alone() {
+        let mut table = ReplicaTable::default();
+        table.set_members("c", &[member("a:1")]);
+        table.set_members("d", &[member("a:1")]);
+        table.set_members("d", &[]);
+        assert!(table.by_address("c", "a:1").is_some());
+    }
+
+    #[test]
+    fn a_new_process_start_time_is_a_new_incarnation() {
+        let mut table = ReplicaTable::default();
+        table.set_members("c", &[member("a:1")]);
+        let first = id(&table, "a:1");
+        assert!(!table.set_report(0, &started(100.0), Moment(1)), "the first report is no restart");
+        assert!(!table.set_report(0, &started(100.0), Moment(2)));
+        assert!(table.set_report(0, &started(200.0), Moment(3)));
+        assert_ne!(id(&table, "a:1"), first);
+    }
+
+    #[test]
+    fn a_report_without_counts_keeps_the_load_it_had() {
+        let mut table = ReplicaTable::default();
+        table.set_members("c", &[member("a:1")]);
+        let full = stats::Report { running: Some(3), waiting: Some(1), ..stats::Report::default() };
+        table.set_report(0, &full, Moment(5));
+        table.set_report(0, &started(1.0), Moment(9));
+        let load = table.at(0).unwrap().load.unwrap();
+        assert_eq!((load.running, load.at), (3, Moment(5)));
+    }
+
+    #[test]
+    fn members_beyond_the_bound_are_counted_not_placed() {
+        let members: Vec<Member> =
+            (0..MAX_REPLICAS + 3).map(|n| member(&format!("10.0.0.1:{n}"))).collect();
+        let mut table = ReplicaTable::default();
+        assert_eq!(table.set_members("c", &members), 3);
+        assert_eq!(table.iter().count(), MAX_REPLICAS);
+    }
+
+    #[test]
+    fn places_round_trip_with_their_incarnations() {
+        let mut table = ReplicaTable::default();
+        table.set_members("c", &[member("a:1"), member("b:1")]);
+        table.set_members("c", &[member("b:1")]);
+        let places = table.places().map(|(n, replica)| (n, replica.cloned())).collect();
+        assert_eq!(ReplicaTable::from_places(places), table);
+    }
+}
