@@ -1,0 +1,212 @@
+//! What it costs to send a request to a replica, in seconds. The formula and nothing else.
+//!
+//! ```text
+//! cost     = wait + prefill + decode + pressure
+//! wait     = (unfinished + foreign * mean_uncached + recent_weight * done) / rate
+//! prefill  = uncached * (1 + (prompt - uncached / 2) / attention_tokens) / rate
+//! decode   = decoding * answer_tokens * decode_s_per_token
+//! pressure = pressure_s * k / (1 - k)
+//! ```
+//!
+//! | term | unit | source | when it is missing |
+//! | --- | --- | --- | --- |
+//! | `unfinished` | tokens | prompts that any VM of this Envoy sent there and that have not begun to answer, uncached part | never missing |
+//! | `foreign` | requests | the replica's running and waiting requests less our own in flight: what other gateways sent | 0: own in-flight still counts |
+//! | `mean_uncached` | tokens | configured | - |
+//! | `done` | tokens | uncached tokens sent there lately, halved every [`CostConfig::recent_half_life`], less the unfinished ones: when requests come one by one nothing is unfinished, and this alone keeps one replica from taking all of them | never missing |
+//! | `rate` | tokens/s | configured | - |
+//! | `decoding` | requests | own in flight, or the reported running requests when those are more | own in-flight alone |
+//! | `answer_tokens` | tokens | the request's own limit, at most the configured mean | the mean |
+//! | `k` | share | reported KV usage, clamped to [`MAX_KV_USAGE`] | 0, no pressure: an unknown replica is neither idle nor full in the other terms |
+//!
+//! Each signal degrades alone. With no report from anywhere the cost still orders replicas by
+//! cache overlap and by the work this Envoy itself has in flight.
+
+use std::time::Duration;
+
+/// KV usage is clamped here. At 0.98 the pressure term is 49 times its coefficient, which no
+/// overlap outweighs; nearer to 1 a rounding step of the gauge would decide between replicas.
+pub const MAX_KV_USAGE: f64 = 0.98;
+
+/// The formula's coefficients. All are finite and positive; the configuration sees to that.
+#[derive(Debug, Clone, PartialEq)]
+pub struct CostConfig {
+    /// Prompt tokens that a replica computes per second.
+    pub prefill_tokens_per_s: f64,
+    /// Prompt length at which attention costs as much as everything else in a prefill.
+    pub attention_tokens: f64,
+    /// Uncached tokens assumed of a request that somebody else sent.
+    pub mean_uncached_tokens: f64,
+    /// Answer length assumed where the request gives no smaller limit.
+    pub mean_answer_tokens: f64,
+    /// Seconds that one sequence already decoding there adds to each token of this answer.
+    pub decode_s_per_token: f64,
+    /// Seconds of pressure at half-full KV cache.
+    pub pressure_s: f64,
+    /// Share of the recently sent uncached tokens that counts as waiting.
+    pub recent_weight: f64,
+    /// How long until recently sent tokens count half.
+    pub recent_half_life: Duration,
+}
+
+impl Default for CostConfig {
+    fn default() -> Self {
+        Self {
+            prefill_tokens_per_s: 8000.0,
+            attention_tokens: 100_000.0,
+            mean_uncached_tokens: 512.0,
+            mean_answer_tokens: 128.0,
+            decode_s_per_token: 0.000_2,
+            pressure_s: 0.15,
+            recent_weight: 0.1,
+            recent_half_life: Duration::from_secs(5),
+        }
+    }
+}
+
+/// What is known of the request and one replica.
+#[derive(Debug, Clone, Copy, PartialEq, Default)]
+pub struct Signals {
+    /// All tokens of the prompt.
+    pub prompt_tokens: f64,
+    /// Those that the replica would take from its cache.
+    pub cached_tokens: f64,
+    /// Most tokens the answer may have, if the request says so.
+    pub answer_limit: Option<f64>,
+    /// Own requests in flight there, over all VMs.
+    pub in_flight: f64,
+    /// Uncached tokens of those whose answer has not begun.
+    pub unfinished_tokens: f64,
+    /// Uncached tokens sent there lately, decayed.
+    pub recent_tokens: f64,
+    /// Reported running and waiting requests, if a fresh report exists.
+    pub reported: Option<(f64, f64)>,
+    /// Reported KV usage, if fresh.
+    pub kv_usage: Option<f64>,
+}
+
+/// The cost, term by term, in seconds.
+#[derive(Debug, Clone, Copy, PartialEq, Default)]
+pub struct Cost {
+    /// Until the replica begins with this prompt.
+    pub wait: f64,
+    /// Computing what is not cached.
+    pub prefill: f64,
+    /// What the answer suffers from the sequences already there.
+    pub decode: f64,
+    /// What a nearly full KV cache risks (preemption, queueing for blocks).
+    pub pressure: f64,
+}
+
+impl Cost {
+    /// The sum of the terms.
+    pub fn total(&self) -> f64 {
+        self.wait + self.prefill + self.decode + self.pressure
+    }
+}
+
+/// The formula.
+pub fn cost(config: &CostConfig, signals: &Signals) -> Cost {
+    let uncached = (signals.prompt_tokens - signals.cached_tokens).max(0.0);
+    let (running, waiting) = signals.reported.unwrap_or_default();
+    let foreign = (running + waiting - signals.in_flight).max(0.0);
+    let queued = signals.unfinished_tokens
+        + foreign * config.mean_uncached_tokens
+        + config.recent_weight * (signals.recent_tokens - signals.unfinished_tokens).max(0.0);
+    let attention = (signals.prompt_tokens - uncached / 2.0) / config.attention_tokens;
+    let answer = signals.answer_limit.unwrap_or(f64::INFINITY).min(config.mean_answer_tokens);
+    let usage = signals.kv_usage.unwrap_or(0.0).clamp(0.0, MAX_KV_USAGE);
+    Cost {
+        wait: queued / config.prefill_tokens_per_s,
+        prefill: uncached * (1.0 + attention) / config.prefill_tokens_per_s,
+        decode: signals.in_flight.max(running) * answer * config.decode_s_per_token,
+        pressure: config.pressure_s * usage / (1.0 - usage),
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn config() -> CostConfig {
+        CostConfig {
+            prefill_tokens_per_s: 1000.0,
+            attention_tokens: 10_000.0,
+            mean_uncached_tokens: 500.0,
+            mean_answer_tokens: 100.0,
+            decode_s_per_token: 0.001,
+            pressure_s: 0.15,
+            recent_weight: 0.1,
+            recent_half_life: Duration::from_secs(5),
+        }
+    }
+
+    #[track_caller]
+    fn check(signals: Signals, term: fn(&Cost) -> f64, expected: f64) {
+        let cost = cost(&config(), &signals);
+        assert!((term(&cost) - expected).abs() < 1e-9, "{cost:?}, expected {expected}");
+    }
+
+    #[test]
+    fn an_idle_replica_costs_the_prefill_alone() {
+        let signals = Signals { prompt_tokens: 1000.0, ..Signals::default() };
+        check(signals, |cost| cost.prefill, 1.05);
+        check(signals, Cost::total, 1.05);
+    }
+
+    #[test]
+    fn cached_tokens_cost_nothing_but_their_attention() {
+        let signals =
+            Signals { prompt_tokens: 10_000.0, cached_tokens: 9_000.0, ..Signals::default() };
+        check(signals, |cost| cost.prefill, 1.0 + 0.95);
+    }
+
+    #[test]
+    fn waiting_is_what_was_sent_and_has_not_answered() {
+        let signals = Signals { unfinished_tokens: 3000.0, in_flight: 2.0, ..Signals::default() };
+        check(signals, |cost| cost.wait, 3.0);
+    }
+
+    #[test]
+    fn own_requests_in_a_report_are_not_counted_twice() {
+        let own = Signals { in_flight: 4.0, reported: Some((3.0, 1.0)), ..Signals::default() };
+        check(own, |cost| cost.wait, 0.0);
+        let foreign = Signals { in_flight: 1.0, ..own };
+        check(foreign, |cost| cost.wait, 1.5);
+    }
+
+    #[test]
+    fn a_missing_report_is_not_a_full_replica_nor_hides_own_requests() {
+        let signals = Signals { in_flight: 2.0, unfinished_tokens: 100.0, ..Signals::default() };
+        check(signals, |cost| cost.pressure, 0.0);
+        check(signals, |cost| cost.wait, 0.1);
+        check(signals, |cost| cost.decode, 0.2);
+    }
+
+    #[test]
+    fn pressure_rises_steeply_and_stays_finite() {
+        let at = |usage| Signals { kv_usage: Some(usage), ..Signals::default() };
+        check(at(0.5), |cost| cost.pressure, 0.15);
+        check(at(1.0), |cost| cost.pressure, 0.15 * 49.0);
+        check(at(7.0), |cost| cost.pressure, 0.15 * 49.0);
+    }
+
+    #[test]
+    fn a_short_answer_suffers_less_from_who_is_decoding() {
+        let signals = Signals { in_flight: 10.0, answer_limit: Some(10.0), ..Signals::default() };
+        check(signals, |cost| cost.decode, 0.1);
+        check(Signals { answer_limit: Some(1e6), ..signals }, |cost| cost.decode, 1.0);
+    }
+
+    #[test]
+    fn unfinished_tokens_are_not_counted_again_as_recent() {
+        let signals =
+            Signals { unfinished_tokens: 900.0, recent_tokens: 1000.0, ..Signals::default() };
+        check(signals, |cost| cost.wait, 0.91);
+    }
+
+    #[test]
+    fn sequential_requests_are_felt_after_they_are_done() {
+        check(Signals { recent_tokens: 1000.0, ..Signals::default() }, |cost| cost.wait, 0.1);
+    }
+}
