@@ -1,8 +1,13 @@
 //! Warmpath: route each LLM request to the replica that already holds its prefix.
 
+pub mod charge;
+pub mod index;
 #[cfg(all(feature = "demo", not(target_family = "wasm")))]
 pub mod mock;
 pub mod model;
+pub mod replicas;
 pub mod request;
+pub mod route;
+pub mod score;
 pub mod template;
 pub mod tokens;

@@ -1,0 +1,164 @@
+//! What this Envoy has in flight on each replica, and what it sent there lately.
+//!
+//! Each VM owns one [`Charges`] and publishes it whole; a decision sums those of all VMs. A
+//! request is charged when it is routed, its uncached tokens are released when its answer
+//! begins, and the rest when it ends. Nothing here times out: a VM that dies takes its charges
+//! along, because readers ignore a VM whose heartbeat has stopped.
+
+use crate::replicas::{Moment, ReplicaId};
+use hashbrown::HashMap;
+use std::time::Duration;
+
+/// One replica's share.
+#[derive(Debug, Clone, Copy, PartialEq, Default)]
+pub struct Charge {
+    /// Requests in flight.
+    pub requests: u32,
+    /// Uncached prompt tokens of those whose answer has not begun.
+    pub unfinished_tokens: u64,
+    /// Uncached prompt tokens sent lately, decayed to `recent_at`.
+    pub recent_tokens: f64,
+    /// When `recent_tokens` was true.
+    pub recent_at: Moment,
+}
+
+impl Charge {
+    /// The recent tokens, decayed to `now`.
+    pub fn recent(&self, now: Moment, half_life: Duration) -> f64 {
+        let halvings = now.since(self.recent_at).as_secs_f64() / half_life.as_secs_f64();
+        self.recent_tokens * (-halvings).exp2()
+    }
+}
+
+/// Below this many recent tokens a charge with nothing in flight is dropped: it no longer moves
+/// a cost by a microsecond, and keeping it would make the vector grow with every replica ever used.
+const FORGOTTEN_TOKENS: f64 = 1.0;
+
+/// Charges by replica.
+#[derive(Debug, Clone, PartialEq, Default)]
+pub struct Charges {
+    by_replica: HashMap<ReplicaId, Charge>,
+}
+
+impl Charges {
+    /// Charges a request that is being sent.
+    pub fn start(&mut self, replica: ReplicaId, uncached: u64, now: Moment, half_life: Duration) {
+        let charge = self.by_replica.entry(replica).or_default();
+        charge.requests = charge.requests.saturating_add(1);
+        charge.unfinished_tokens = charge.unfinished_tokens.saturating_add(uncached);
+        charge.recent_tokens = charge.recent(now, half_life) + uncached as f64;
+        charge.recent_at = now;
+    }
+
+    /// Releases the tokens of a request whose answer has begun.
+    pub fn answer_began(&mut self, replica: ReplicaId, uncached: u64) {
+        if let Some(charge) = self.by_replica.get_mut(&replica) {
+            charge.unfinished_tokens = charge.unfinished_tokens.saturating_sub(uncached);
+        }
+    }
+
+    /// Releases a request that has ended.
+    pub fn end(&mut self, replica: ReplicaId) {
+        if let Some(charge) = self.by_replica.get_mut(&replica) {
+            charge.requests = charge.requests.saturating_sub(1);
+        }
+    }
+
+    /// Drops what no longer matters.
+    pub fn forget_idle(&mut self, now: Moment, half_life: Duration) {
+        self.by_replica.retain(|_, charge| {
+            charge.requests > 0 || charge.recent(now, half_life) >= FORGOTTEN_TOKENS
+        });
+    }
+
+    /// Adds another VM's charges, with recent tokens decayed to `now`.
+    pub fn add(&mut self, other: &Self, now: Moment, half_life: Duration) {
+        for (replica, charge) in &other.by_replica {
+            let sum = self.by_replica.entry(*replica).or_default();
+            sum.requests = sum.requests.saturating_add(charge.requests);
+            sum.unfinished_tokens = sum.unfinished_tokens.saturating_add(charge.unfinished_tokens);
+            sum.recent_tokens = sum.recent(now, half_life) + charge.recent(now, half_life);
+            sum.recent_at = now;
+        }
+    }
+
+    /// Puts a charge as read from another VM's value.
+    pub fn insert(&mut self, replica: ReplicaId, charge: Charge) {
+        self.by_replica.insert(replica, charge);
+    }
+
+    /// One replica's charge; nothing when it has none.
+    pub fn of(&self, replica: ReplicaId) -> Charge {
+        self.by_replica.get(&replica).copied().unwrap_or_default()
+    }
+
+    /// All charges.
+    pub fn iter(&self) -> impl Iterator<Item = (ReplicaId, Charge)> {
+        self.by_replica.iter().map(|(replica, charge)| (*replica, *charge))
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    const HALF_LIFE: Duration = Duration::from_secs(2);
+    const R: ReplicaId = ReplicaId { slot: 1, incarnation: 1 };
+
+    fn at(seconds: u64) -> Moment {
+        Moment::default().plus(Duration::from_secs(seconds))
+    }
+
+    #[test]
+    fn a_request_is_charged_released_at_its_answer_and_ended() {
+        let mut charges = Charges::default();
+        charges.start(R, 100, at(0), HALF_LIFE);
+        charges.start(R, 50, at(0), HALF_LIFE);
+        assert_eq!((charges.of(R).requests, charges.of(R).unfinished_tokens), (2, 150));
+        charges.answer_began(R, 100);
+        charges.end(R);
+        assert_eq!((charges.of(R).requests, charges.of(R).unfinished_tokens), (1, 50));
+    }
+
+    #[test]
+    fn releasing_twice_never_goes_below_zero() {
+        let mut charges = Charges::default();
+        charges.start(R, 10, at(0), HALF_LIFE);
+        charges.answer_began(R, 10);
+        charges.answer_began(R, 10);
+        charges.end(R);
+        charges.end(R);
+        assert_eq!((charges.of(R).requests, charges.of(R).unfinished_tokens), (0, 0));
+    }
+
+    #[test]
+    fn recent_tokens_halve_with_time() {
+        let mut charges = Charges::default();
+        charges.start(R, 100, at(0), HALF_LIFE);
+        assert!((charges.of(R).recent(at(4), HALF_LIFE) - 25.0).abs() < 1e-9);
+    }
+
+    #[test]
+    fn vms_are_summed_at_one_moment() {
+        let mut a = Charges::default();
+        let mut b = Charges::default();
+        a.start(R, 100, at(0), HALF_LIFE);
+        b.start(R, 100, at(2), HALF_LIFE);
+        let mut sum = Charges::default();
+        sum.add(&a, at(2), HALF_LIFE);
+        sum.add(&b, at(2), HALF_LIFE);
+        assert_eq!(sum.of(R).requests, 2);
+        assert!((sum.of(R).recent_tokens - 150.0).abs() < 1e-9);
+    }
+
+    #[test]
+    fn idle_charges_are_forgotten_and_those_in_flight_are_not() {
+        let other = ReplicaId { slot: 2, incarnation: 1 };
+        let mut charges = Charges::default();
+        charges.start(R, 100, at(0), HALF_LIFE);
+        charges.start(other, 100, at(0), HALF_LIFE);
+        charges.end(other);
+        charges.forget_idle(at(60), HALF_LIFE);
+        assert_eq!(charges.iter().map(|(replica, _)| replica).collect::<Vec<_>>(), [R]);
+    }
+}

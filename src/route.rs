@@ -1,0 +1,690 @@
+//! The decision: which replica gets the request, which two are next, and why.
+//!
+//! [`decide`] is the only path from a prompt's tokens to a replica. It reads values and returns
+//! one; it does not charge, record, count or send anything.
+
+use crate::charge::Charges;
+use crate::index::PrefixIndex;
+use crate::replicas::{Health, Moment, Replica, ReplicaId, ReplicaTable};
+use crate::score::{self, Cost, CostConfig, Signals};
+use crate::tokens::blocks::{BlockHash, BlockSize, Chain, ChainSeed};
+use std::time::Duration;
+use xxhash_rust::xxh3::xxh3_64_with_seed;
+
+/// Replicas named in the routing header: the choice and two to retry on.
+pub const MAX_RANKED: usize = 3;
+
+/// The head of a prompt that decides among equals. Shorter, and prompts that differ only after a
+/// long system prompt would all go to one replica; longer, and the turns of one conversation
+/// would not meet on theirs while nothing is known of them.
+const RENDEZVOUS_TOKENS: usize = 2048;
+
+/// A replica may win a tie only while its requests in flight are at most this many times the
+/// mean. 1.25 is the bound of "consistent hashing with bounded loads": lower scatters a prefix,
+/// higher lets it pile up.
+const TIE_LOAD_BOUND: f64 = 1.25;
+
+/// Why a request went where it went. Every request has exactly one.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord)]
+pub enum Reason {
+    /// To a replica that holds part of its prefix.
+    Prefix,
+    /// Nobody holds any of its prefix: to the least costly.
+    Cold,
+    /// Somebody holds part of it, but waiting there costs more than computing it elsewhere.
+    PrefixBusy,
+    /// Under one block, so nothing can be cached: to the least costly.
+    ShortPrompt,
+    /// By load: the model's tokenizer is not loaded yet in this VM.
+    TokenizerLoading,
+    /// By load: the model's tokenizer could not be fetched or read.
+    TokenizerUnavailable,
+    /// By load: no configured model has this name.
+    UnknownModel,
+    /// By load: the body is not JSON.
+    InvalidJson,
+    /// By load: the body is JSON but holds no prompt that can be read.
+    NoPrompt,
+    /// By load: the prompt has parts whose tokens cannot be known here.
+    UnsupportedPrompt,
+    /// By load: the chat template refused the messages.
+    TemplateError,
+    /// By load: the tokenizer refused the text.
+    TokenizerError,
+    /// By load: the body is longer than `max_body_bytes`.
+    BodyTooLarge,
+    /// By load: the body is compressed.
+    ContentEncoding,
+    /// By load: the request ended without a body.
+    NoBody,
+    /// To Envoy's own policy: the path, method or content type carries no prompt.
+    NotInference,
+    /// To Envoy's own policy: the route's cluster is not configured here.
+    UnknownCluster,
+    /// To Envoy's own policy: no replica of the cluster is known yet.
+    NoReplicas,
+    /// To Envoy's own policy: every known replica is unhealthy or draining.
+    NoHealthyReplica,
+    /// To Envoy's own policy: no replica serves the model.
+    ModelNotServed,
+    /// To Envoy's own policy: a call to the host failed.
+    HostError,
+}
+
+impl Reason {
+    /// All reasons, in the order of their declaration.
+    pub const ALL: [Self; 21] = [
+        Self::Prefix,
+        Self::Cold,
+        Self::PrefixBusy,
+        Self::ShortPrompt,
+        Self::TokenizerLoading,
+        Self::TokenizerUnavailable,
+        Self::UnknownModel,
+        Self::InvalidJson,
+        Self::NoPrompt,
+        Self::UnsupportedPrompt,
+        Self::TemplateError,
+        Self::TokenizerError,
+        Self::BodyTooLarge,
+        Self::ContentEncoding,
+        Self::NoBody,
+        Self::NotInference,
+        Self::UnknownCluster,
+        Self::NoReplicas,
+        Self::NoHealthyReplica,
+        Self::ModelNotServed,
+        Self::HostError,
+    ];
+
+    /// The value of the metric's `reason` label.
+    pub fn as_str(self) -> &'static str {
+        match self {
+            Self::Prefix => "prefix",
+            Self::Cold => "cold",
+            Self::PrefixBusy => "prefix_busy",
+            Self::ShortPrompt => "short_prompt",
+            Self::TokenizerLoading => "tokenizer_loading",
+            Self::TokenizerUnavailable => "tokenizer_unavailable",
+            Self::UnknownModel => "unknown_model",
+            Self::InvalidJson => "invalid_json",
+            Self::NoPrompt => "no_prompt",
+            Self::UnsupportedPrompt => "unsupported_prompt",
+            Self::TemplateError => "template_error",
+            Self::TokenizerError => "tokenizer_error",
+            Self::BodyTooLarge => "body_too_large",
+            Self::ContentEncoding => "content_encoding",
+            Self::NoBody => "no_body",
+            Self::NotInference => "not_inference",
+            Self::UnknownCluster => "unknown_cluster",
+            Self::NoReplicas => "no_replicas",
+            Self::NoHealthyReplica => "no_healthy_replica",
+            Self::ModelNotServed => "model_not_served",
+            Self::HostError => "host_error",
+        }
+    }
+}
+
+/// What a request asks for, as far as the choice depends on it.
+#[derive(Debug, Clone)]
+pub struct Question<'a> {
+    /// Cluster that the route chose.
+    pub cluster: &'a str,
+    /// All names of the model; empty when it is not known.
+    pub model_names: &'a [String],
+    /// The prompt.
+    pub prompt: PromptKnowledge<'a>,
+    /// Most tokens the answer may have, if the request says so.
+    pub answer_limit: Option<u32>,
+    /// Decides ties where the prompt cannot: a number that differs between requests.
+    pub tie_seed: u64,
+}
+
+/// How much is known of a prompt.
+#[derive(Debug, Clone, Copy)]
+pub enum PromptKnowledge<'a> {
+    /// Its tokens, and where their chain of blocks starts.
+    Tokens {
+        /// Token ids.
+        tokens: &'a [u32],
+        /// Model and salt.
+        seed: ChainSeed,
+    },
+    /// Only why not, and how many tokens it may have.
+    Unknown {
+        /// What stood in the way.
+        reason: Reason,
+        /// A guess at its length.
+        estimated_tokens: u32,
+    },
+}
+
+/// What is known of the fleet.
+#[derive(Debug, Clone, Copy)]
+pub struct View<'a> {
+    /// Replicas.
+    pub table: &'a ReplicaTable,
+    /// Their caches.
+    pub index: &'a PrefixIndex,
+    /// What is in flight, over all VMs.
+    pub charges: &'a Charges,
+    /// The time.
+    pub now: Moment,
+}
+
+/// The parts of the configuration that a decision depends on.
+#[derive(Debug, Clone, PartialEq)]
+pub struct RouteConfig {
+    /// The formula's coefficients.
+    pub cost: CostConfig,
+    /// Costs this close are a tie: seconds.
+    pub tie_s: f64,
+    /// Costs this close are a tie: share of the least.
+    pub tie_share: f64,
+    /// A report older than this is not used.
+    pub stale_after: Duration,
+    /// Block size of a replica that has not said its own.
+    pub default_block_size: BlockSize,
+}
+
+/// One replica, as it was weighed.
+#[derive(Debug, Clone, PartialEq)]
+pub struct Candidate {
+    /// Who.
+    pub id: ReplicaId,
+    /// Its address.
+    pub address: String,
+    /// Tokens predicted to come from its cache.
+    pub overlap_tokens: u32,
+    /// Blocks of the prompt it is believed to hold, the last one included.
+    pub held_blocks: usize,
+    /// What it would cost.
+    pub cost: Cost,
+    in_flight: f64,
+    block_size: BlockSize,
+}
+
+/// The outcome.
+#[derive(Debug, Clone, PartialEq)]
+pub struct Decision {
+    /// Why.
+    pub reason: Reason,
+    /// Best first, at most [`MAX_RANKED`]; empty leaves the choice to Envoy.
+    pub ranked: Vec<Candidate>,
+    /// The prompt's blocks at the chosen replica's block size; `None` when its tokens are unknown.
+    pub chain: Option<Chain>,
+    /// The prompt's tokens, or the guess.
+    pub prompt_tokens: u32,
+}
+
+impl Decision {
+    /// A decision to leave the choice to Envoy.
+    pub fn unrouted(reason: Reason) -> Self {
+        Self { reason, ranked: Vec::new(), chain: None, prompt_tokens: 0 }
+    }
+
+    /// The choice.
+    pub fn chosen(&self) -> Option<&Candidate> {
+        self.ranked.first()
+    }
+
+    /// The prompt's tokens that the chosen replica must compute.
+    pub fn uncached_tokens(&self) -> u64 {
+        let cached = self.chosen().map_or(0, |candidate| candidate.overlap_tokens);
+        u64::from(self.prompt_tokens.saturating_sub(cached))
+    }
+
+    /// The routing header's value: addresses, best first.
+    pub fn header(&self) -> String {
+        let addresses: Vec<&str> = self.ranked.iter().map(|c| c.address.as_str()).collect();
+        addresses.join(", ")
+    }
+
+    /// The blocks that the chosen replica will hold once it has computed the prompt and that it
+    /// is not believed to hold yet, behind their parent.
+    pub fn new_blocks(&self) -> Option<(ReplicaId, Option<BlockHash>, &[BlockHash])> {
+        let (chosen, chain) = (self.chosen()?, self.chain.as_ref()?);
+        let (held, new) = chain.hashes().split_at_checked(chosen.held_blocks)?;
+        Some((chosen.id, held.last().copied(), new))
+    }
+}
+
+/// Decides.
+pub fn decide<'a>(config: &RouteConfig, view: &View<'a>, question: &Question<'a>) -> Decision {
+    let replicas = match eligible(view.table, question) {
+        Ok(replicas) => replicas,
+        Err(reason) => return Decision::unrouted(reason),
+    };
+    let chains = chains(config, &replicas, question);
+    let prompt_tokens = match question.prompt {
+        PromptKnowledge::Tokens { tokens, .. } => u32::try_from(tokens.len()).unwrap_or(u32::MAX),
+        PromptKnowledge::Unknown { estimated_tokens, .. } => estimated_tokens,
+    };
+    let mut candidates: Vec<Candidate> = replicas
+        .iter()
+        .map(|replica| weigh(config, view, question, replica, &chains, prompt_tokens))
+        .collect();
+    candidates.sort_by(|a, b| a.cost.total().total_cmp(&b.cost.total()));
+    let winner = break_tie(config, &candidates, &chains, question.tie_seed);
+    if winner > 0 {
+        // The others keep their order by cost.
+        if let Some(head) = candidates.get_mut(..=winner) {
+            head.rotate_right(1);
+        }
+    }
+    let best_overlap = candidates.iter().map(|c| c.overlap_tokens).max().unwrap_or(0);
+    candidates.truncate(MAX_RANKED);
+    let chosen = candidates.first();
+    let chain = chosen.and_then(|chosen| {
+        chains.into_iter().find(|chain| chain.block_size() == chosen.block_size)
+    });
+    let reason = reason(question, chosen, chain.as_ref(), best_overlap);
+    Decision { reason, ranked: candidates, chain, prompt_tokens }
+}
+
+fn eligible<'a>(
+    table: &'a ReplicaTable,
+    question: &Question<'a>,
+) -> Result<Vec<&'a Replica>, Reason> {
+    let known: Vec<&Replica> = table.in_cluster(question.cluster).collect();
+    if known.is_empty() {
+        return Err(Reason::NoReplicas);
+    }
+    let healthy: Vec<&Replica> =
+        known.into_iter().filter(|replica| replica.health == Health::Healthy).collect();
+    if healthy.is_empty() {
+        return Err(Reason::NoHealthyReplica);
+    }
+    let names = question.model_names;
+    let serving: Vec<&Replica> =
+        healthy.into_iter().filter(|replica| names.is_empty() || replica.serves(names)).collect();
+    if serving.is_empty() { Err(Reason::ModelNotServed) } else { Ok(serving) }
+}
+
+/// The prompt's chain, once for each block size among the replicas.
+fn chains(config: &RouteConfig, replicas: &[&Replica], question: &Question<'_>) -> Vec<Chain> {
+    let PromptKnowledge::Tokens { tokens, seed } = question.prompt else { return Vec::new() };
+    let mut chains: Vec<Chain> = Vec::new();
+    for replica in replicas {
+        let block_size = replica.block_size.unwrap_or(config.default_block_size);
+        if !chains.iter().any(|chain| chain.block_size() == block_size) {
+            chains.push(Chain::new(seed, block_size, tokens));
+        }
+    }
+    chains
+}
+
+fn weigh(
+    config: &RouteConfig,
+    view: &View<'_>,
+    question: &Question<'_>,
+    replica: &Replica,
+    chains: &[Chain],
+    prompt_tokens: u32,
+) -> Candidate {
+    let block_size = replica.block_size.unwrap_or(config.default_block_size);
+    let chain = chains.iter().find(|chain| chain.block_size() == block_size);
+    let held_blocks =
+        chain.map_or(0, |chain| view.index.overlap_blocks(replica.id, chain.hashes()));
+    let reusable = chain.map_or(0, |chain| held_blocks.min(chain.reusable_blocks()));
+    let overlap_tokens =
+        u32::try_from(reusable).unwrap_or(u32::MAX).saturating_mul(block_size.get());
+    let charge = view.charges.of(replica.id);
+    let load = replica.fresh_load(view.now, config.stale_after);
+    let signals = Signals {
+        prompt_tokens: f64::from(prompt_tokens),
+        cached_tokens: f64::from(overlap_tokens),
+        answer_limit: question.answer_limit.map(f64::from),
+        in_flight: f64::from(charge.requests),
+        unfinished_tokens: charge.unfinished_tokens as f64,
+        recent_tokens: charge.recent(view.now, config.cost.recent_half_life),
+        reported: load.map(|load| (f64::from(load.running), f64::from(load.waiting))),
+        kv_usage: load.and_then(|load| load.kv_usage),
+    };
+    Candidate {
+        id: replica.id,
+        address: replica.address.clone(),
+        overlap_tokens,
+        held_blocks,
+        cost: score::cost(&config.cost, &signals),
+        in_flight: signals.in_flight,
+        block_size,
+    }
+}
+
+/// The position of the winner among candidates sorted by cost.
+///
+/// Among those within epsilon of the least cost, the ones that must compute least stay (waiting
+/// for a prefix that is being computed beats computing it a second time at the same price), and
+/// of these the one with the highest hash of (replica, head of the prompt) wins, so that every VM
+/// and every gateway picks the same one. A replica that already has far more than its share of
+/// requests may not win.
+fn break_tie(
+    config: &RouteConfig,
+    candidates: &[Candidate],
+    chains: &[Chain],
+    tie_seed: u64,
+) -> usize {
+    let Some(best) = candidates.first().map(|c| c.cost.total()) else { return 0 };
+    let epsilon = config.tie_s.max(best * config.tie_share);
+    let tied: Vec<usize> = (0..candidates.len())
+        .filter(|&i| candidates.get(i).is_some_and(|c| c.cost.total() <= best + epsilon))
+        .collect();
+    let prefill = |i: &usize| candidates.get(*i).map_or(f64::INFINITY, |c| c.cost.prefill);
+    let least = tied.iter().map(prefill).fold(f64::INFINITY, f64::min);
+    let tied: Vec<usize> = tied.into_iter().filter(|i| prefill(i) <= least + epsilon).collect();
+    let total: f64 = candidates.iter().map(|c| c.in_flight).sum();
+    let bound = ((total + 1.0) / candidates.len() as f64 * TIE_LOAD_BOUND).ceil();
+    let rank = |i: &usize| {
+        let Some(candidate) = candidates.get(*i) else { return (false, 0) };
+        let key = chains
+            .iter()
+            .find(|chain| chain.block_size() == candidate.block_size)
+            .and_then(|chain| chain.block_at(RENDEZVOUS_TOKENS))
+            .map_or(tie_seed, |hash| hash.0);
+        (candidate.in_flight < bound, xxh3_64_with_seed(candidate.address.as_bytes(), key))
+    };
+    tied.iter().copied().max_by_key(rank).unwrap_or(0)
+}
+
+fn reason(
+    question: &Question<'_>,
+    chosen: Option<&Candidate>,
+    chain: Option<&Chain>,
+    best_overlap: u32,
+) -> Reason {
+    if let PromptKnowledge::Unknown { reason, .. } = question.prompt {
+        return reason;
+    }
+    if chain.is_none_or(|chain| chain.hashes().is_empty()) {
+        return Reason::ShortPrompt;
+    }
+    match chosen.map_or(0, |candidate| candidate.overlap_tokens) {
+        0 if best_overlap == 0 => Reason::Cold,
+        0 => Reason::PrefixBusy,
+        _ => Reason::Prefix,
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::replicas::{Load, Member};
+
+    struct Fleet {
+        config: RouteConfig,
+        table: ReplicaTable,
+        index: PrefixIndex,
+        charges: Charges,
+        now: Moment,
+    }
+
+    fn fleet(replicas: usize) -> Fleet {
+        let members: Vec<Member> = (0..replicas)
+            .map(|n| Member { address: format!("10.0.0.{n}:80"), health: Health::Healthy })
+            .collect();
+        let mut table = ReplicaTable::default();
+        table.set_members("pool", &members);
+        Fleet {
+            config: RouteConfig {
+                cost: CostConfig::default(),
+                tie_s: 0.005,
+                tie_share: 0.05,
+                stale_after: Duration::from_secs(3),
+                default_block_size: BlockSize::new(16).unwrap(),
+            },
+            table,
+            index: PrefixIndex::new(),
+            charges: Charges::default(),
+            now: Moment::default().plus(Duration::from_secs(100)),
+        }
+    }
+
+    impl Fleet {
+        fn ask(&self, tokens: &[u32]) -> Decision {
+            let seed = ChainSeed::new("m", None);
+            self.decide(PromptKnowledge::Tokens { tokens, seed }, 0)
+        }
+
+        fn decide(&self, prompt: PromptKnowledge<'_>, tie_seed: u64) -> Decision {
+            let view = View {
+                table: &self.table,
+                index: &self.index,
+                charges: &self.charges,
+                now: self.now,
+            };
+            let question = Question {
+                cluster: "pool",
+                model_names: &[],
+                prompt,
+                answer_limit: Some(8),
+                tie_seed,
+            };
+            decide(&self.config, &view, &question)
+        }
+
+        fn apply(&mut self, decision: &Decision) {
+            if let Some((id, parent, blocks)) = decision.new_blocks() {
+                let (parent, blocks) = (parent, blocks.to_vec());
+                self.index.record(id, 10_000, parent, &blocks);
+            }
+            let half_life = self.config.cost.recent_half_life;
+            let uncached = decision.uncached_tokens();
+            self.charges.start(decision.chosen().unwrap().id, uncached, self.now, half_life);
+        }
+
+        fn finish(&mut self, decision: &Decision) {
+            let id = decision.chosen().unwrap().id;
+            self.charges.answer_began(id, decision.uncached_tokens());
+            self.charges.end(id);
+        }
+
+        fn slot(&mut self, slot: u32, change: impl FnOnce(&mut Replica)) {
+            let mut places: Vec<(u32, Option<Replica>)> =
+                self.table.places().map(|(n, replica)| (n, replica.cloned())).collect();
+            change(places[slot as usize].1.as_mut().unwrap());
+            self.table = ReplicaTable::from_places(places);
+        }
+    }
+
+    fn prompt(kind: u32, tokens: u32) -> Vec<u32> {
+        (0..tokens).map(|n| kind * 100_000 + n).collect()
+    }
+
+    fn chosen(decision: &Decision) -> u32 {
+        decision.chosen().unwrap().id.slot
+    }
+
+    #[test]
+    fn a_prompt_goes_back_to_the_replica_that_holds_it() {
+        let mut fleet = fleet(4);
+        let first = fleet.ask(&prompt(1, 1000));
+        assert_eq!(first.reason, Reason::Cold);
+        fleet.apply(&first);
+        fleet.finish(&first);
+        let second = fleet.ask(&prompt(1, 1100));
+        assert_eq!(second.reason, Reason::Prefix);
+        assert_eq!(chosen(&second), chosen(&first));
+        assert_eq!(second.chosen().unwrap().overlap_tokens, 992);
+        assert_eq!(second.uncached_tokens(), 108);
+    }
+
+    #[test]
+    fn different_cold_prompts_spread_over_all_replicas() {
+        let fleet = fleet(4);
+        let mut counts = [0; 4];
+        for kind in 0..400 {
+            counts[chosen(&fleet.ask(&prompt(kind, 600))) as usize] += 1;
+        }
+        assert!(counts.iter().all(|&count| count > 60), "{counts:?}");
+    }
+
+    #[test]
+    fn gateways_agree_on_a_cold_prompt_without_talking() {
+        let fleets = [fleet(4), fleet(4)];
+        for kind in 0..50 {
+            let choices = fleets.each_ref().map(|fleet| chosen(&fleet.ask(&prompt(kind, 600))));
+            assert_eq!(choices[0], choices[1]);
+        }
+    }
+
+    #[test]
+    fn a_burst_of_one_cold_prompt_waits_for_one_or_two_prefills() {
+        let mut fleet = fleet(4);
+        let mut prefills = 0;
+        for _ in 0..32 {
+            let decision = fleet.ask(&prompt(1, 8000));
+            prefills += u32::from(decision.uncached_tokens() > 4000);
+            fleet.apply(&decision);
+        }
+        assert!((1..=2).contains(&prefills), "{prefills} prefills");
+    }
+
+    #[test]
+    fn a_holder_that_is_too_busy_is_left_for_an_idle_replica() {
+        let mut fleet = fleet(2);
+        let first = fleet.ask(&prompt(1, 1000));
+        fleet.apply(&first);
+        fleet.finish(&first);
+        let holder = first.chosen().unwrap().id;
+        fleet.charges.start(holder, 50_000, fleet.now, Duration::from_secs(2));
+        let second = fleet.ask(&prompt(1, 1000));
+        assert_eq!(second.reason, Reason::PrefixBusy);
+        assert_ne!(chosen(&second), holder.slot);
+    }
+
+    #[test]
+    fn unhealthy_and_draining_replicas_are_left_out() {
+        let mut fleet = fleet(3);
+        fleet.slot(0, |replica| replica.health = Health::Unhealthy);
+        fleet.slot(1, |replica| replica.health = Health::Draining);
+        for kind in 0..20 {
+            let decision = fleet.ask(&prompt(kind, 600));
+            assert_eq!(decision.ranked.len(), 1);
+            assert_eq!(chosen(&decision), 2);
+        }
+        fleet.slot(2, |replica| replica.health = Health::Unhealthy);
+        assert_eq!(fleet.ask(&prompt(1, 600)), Decision::unrouted(Reason::NoHealthyReplica));
+    }
+
+    #[test]
+    fn replicas_of_another_model_are_left_out() {
+        let mut fleet = fleet(2);
+        fleet.slot(0, |replica| replica.models = Some(vec!["other".to_owned()]));
+        fleet.slot(1, |replica| replica.models = Some(vec!["mine".to_owned()]));
+        let (table, index, charges) = (&fleet.table, &fleet.index, &fleet.charges);
+        let view = View { table, index, charges, now: fleet.now };
+        let ask = |name: &str| {
+            let tokens = prompt(1, 100);
+            let question = Question {
+                cluster: "pool",
+                model_names: &[name.to_owned()],
+                prompt: PromptKnowledge::Tokens {
+                    tokens: &tokens,
+                    seed: ChainSeed::new("m", None),
+                },
+                answer_limit: None,
+                tie_seed: 0,
+            };
+            decide(&fleet.config, &view, &question)
+        };
+        assert_eq!(chosen(&ask("mine")), 1);
+        assert_eq!(ask("nobody's"), Decision::unrouted(Reason::ModelNotServed));
+    }
+
+    #[test]
+    fn an_empty_cluster_is_left_to_envoy() {
+        assert_eq!(fleet(0).ask(&prompt(1, 100)), Decision::unrouted(Reason::NoReplicas));
+    }
+
+    #[test]
+    fn a_prompt_under_one_block_goes_by_load_and_spreads() {
+        let fleet = fleet(4);
+        let seed = ChainSeed::new("m", None);
+        let tokens = prompt(1, 15);
+        let mut used = [false; 4];
+        for tie_seed in 0..64 {
+            let decision =
+                fleet.decide(PromptKnowledge::Tokens { tokens: &tokens, seed }, tie_seed);
+            assert_eq!(decision.reason, Reason::ShortPrompt);
+            used[chosen(&decision) as usize] = true;
+        }
+        assert_eq!(used, [true; 4]);
+    }
+
+    #[test]
+    fn an_unknown_prompt_goes_to_the_least_loaded_for_its_own_reason() {
+        let mut fleet = fleet(2);
+        let busy = fleet.table.at(0).unwrap().id;
+        fleet.charges.start(busy, 5000, fleet.now, Duration::from_secs(2));
+        let unknown =
+            PromptKnowledge::Unknown { reason: Reason::TokenizerLoading, estimated_tokens: 300 };
+        let decision = fleet.decide(unknown, 0);
+        assert_eq!((decision.reason, chosen(&decision)), (Reason::TokenizerLoading, 1));
+        assert_eq!(decision.uncached_tokens(), 300);
+        assert!(decision.new_blocks().is_none());
+    }
+
+    #[test]
+    fn the_header_lists_three_best_first() {
+        let mut fleet = fleet(5);
+        for (slot, tokens) in [(0, 40_000), (1, 10_000), (2, 20_000), (3, 30_000), (4, 0)] {
+            let id = fleet.table.at(slot).unwrap().id;
+            fleet.charges.start(id, tokens, fleet.now, Duration::from_secs(2));
+        }
+        assert_eq!(fleet.ask(&prompt(1, 600)).header(), "10.0.0.4:80, 10.0.0.1:80, 10.0.0.2:80");
+    }
+
+    #[test]
+    fn sequential_requests_do_not_all_go_to_one_replica() {
+        let mut fleet = fleet(4);
+        let mut counts = [0u32; 4];
+        for session in 0..200 {
+            let mut tokens = prompt(0, 64);
+            tokens.extend(prompt(session + 1, 400));
+            let decision = fleet.ask(&tokens);
+            fleet.apply(&decision);
+            fleet.finish(&decision);
+            counts[chosen(&decision) as usize] += 1;
+            fleet.now = fleet.now.plus(Duration::from_millis(500));
+        }
+        assert!(counts.iter().all(|&count| count > 20), "{counts:?}");
+    }
+
+    #[test]
+    fn a_stale_report_is_not_believed() {
+        let mut fleet = fleet(2);
+        let old = Moment::default();
+        fleet.slot(0, |replica| {
+            replica.load = Some(Load { running: 50, waiting: 50, kv_usage: Some(1.0), at: old });
+        });
+        let stale = fleet.ask(&prompt(1, 600));
+        let cost = stale.ranked.iter().find(|c| c.id.slot == 0).unwrap().cost;
+        assert_eq!((cost.wait, cost.pressure), (0.0, 0.0));
+    }
+
+    #[test]
+    fn replicas_with_different_block_sizes_are_compared_in_tokens() {
+        let mut fleet = fleet(2);
+        fleet.slot(1, |replica| replica.block_size = BlockSize::new(64));
+        let tokens = prompt(1, 1000);
+        for block_size in [16, 64] {
+            let chain =
+                Chain::new(ChainSeed::new("m", None), BlockSize::new(block_size).unwrap(), &tokens);
+            let id = fleet.table.at(u32::from(block_size == 64)).unwrap().id;
+            fleet.index.record(id, 1000, None, chain.hashes());
+        }
+        let decision = fleet.ask(&tokens);
+        let overlap = |slot| {
+            decision.ranked.iter().find(|c| c.id.slot == slot).map(|c| c.overlap_tokens).unwrap()
+        };
+        assert_eq!((overlap(0), overlap(1)), (992, 960));
+    }
+
+    #[test]
+    fn every_reason_has_a_name_of_its_own() {
+        let names: std::collections::BTreeSet<&str> =
+            Reason::ALL.iter().map(|reason| reason.as_str()).collect();
+        assert_eq!(names.len(), Reason::ALL.len());
+    }
+}
