@@ -9,5 +9,6 @@ pub mod replicas;
 pub mod request;
 pub mod route;
 pub mod score;
+pub mod share;
 pub mod template;
 pub mod tokens;

@@ -1,0 +1,106 @@
+//! Which VM polls: a lease with an epoch, claimed by compare-and-swap.
+//!
+//! The epoch grows with every change of holder and goes into all that the holder publishes, so
+//! that one which was stalled past its lease cannot overwrite what its successor wrote.
+
+use super::{Header, Kind};
+use crate::replicas::Moment;
+use std::time::Duration;
+
+/// How long a claim holds. Renewed on every tick, so a holder is replaced after some ten missed
+/// ticks; shorter, and a worker that tokenizes for long loses it to no purpose.
+pub const TERM: Duration = Duration::from_secs(1);
+
+/// A lease as it was read.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub struct Lease {
+    /// Who holds it.
+    pub holder: u64,
+    /// Which holder this is, counting from 1.
+    pub epoch: u64,
+    /// When it ends.
+    pub until: Moment,
+}
+
+impl Lease {
+    /// Reads a lease of this configuration.
+    pub fn read(value: &[u8], fingerprint: u64) -> Option<Self> {
+        let (header, mut reader) = Header::read(value, Kind::Lease)?;
+        let until = Moment(reader.u64()?);
+        (header.fingerprint == fingerprint).then_some(Self {
+            holder: header.writer,
+            epoch: header.version,
+            until,
+        })
+    }
+
+    /// The bytes.
+    pub fn write(&self, fingerprint: u64) -> Vec<u8> {
+        let header = Header { fingerprint, writer: self.holder, version: self.epoch };
+        let mut writer = header.begin(Kind::Lease);
+        writer.u64(self.until.0);
+        writer.finish()
+    }
+}
+
+/// What `vm` should write over `current`, if it may hold the lease; `grace` is how long it leaves
+/// an ended lease to others.
+pub fn claim(current: Option<Lease>, vm: u64, now: Moment, grace: Duration) -> Option<Lease> {
+    let until = now.plus(TERM);
+    match current {
+        None => Some(Lease { holder: vm, epoch: 1, until }),
+        Some(lease) if lease.holder == vm && now < lease.until => Some(Lease { until, ..lease }),
+        Some(lease) if now >= lease.until.plus(grace) => {
+            Some(Lease { holder: vm, epoch: lease.epoch.saturating_add(1), until })
+        }
+        Some(_) => None,
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    const NO_GRACE: Duration = Duration::ZERO;
+
+    fn at(millis: u64) -> Moment {
+        Moment::default().plus(Duration::from_millis(millis))
+    }
+
+    #[test]
+    fn a_lease_round_trips_within_its_configuration() {
+        let lease = Lease { holder: 7, epoch: 3, until: at(5) };
+        assert_eq!(Lease::read(&lease.write(1), 1), Some(lease));
+        assert_eq!(Lease::read(&lease.write(1), 2), None);
+        assert_eq!(Lease::read(b"junk", 1), None);
+    }
+
+    #[test]
+    fn the_holder_renews_in_the_same_epoch_and_others_wait() {
+        let lease = claim(None, 1, at(0), NO_GRACE).unwrap();
+        let renewed = claim(Some(lease), 1, at(900), NO_GRACE).unwrap();
+        assert_eq!((renewed.epoch, renewed.until), (1, at(1900)));
+        assert_eq!(claim(Some(renewed), 2, at(1899), NO_GRACE), None);
+    }
+
+    #[test]
+    fn an_ended_lease_goes_to_another_in_a_new_epoch() {
+        let lease = claim(None, 1, at(0), NO_GRACE).unwrap();
+        let next = claim(Some(lease), 2, at(1000), NO_GRACE).unwrap();
+        assert_eq!((next.holder, next.epoch), (2, 2));
+    }
+
+    #[test]
+    fn a_holder_that_was_stalled_past_its_lease_starts_a_new_epoch_too() {
+        let lease = claim(None, 1, at(0), NO_GRACE).unwrap();
+        assert_eq!(claim(Some(lease), 1, at(3000), NO_GRACE).unwrap().epoch, 2);
+    }
+
+    #[test]
+    fn a_vm_with_traffic_leaves_an_ended_lease_to_idle_ones_for_a_while() {
+        let lease = claim(None, 1, at(0), NO_GRACE).unwrap();
+        let grace = Duration::from_millis(500);
+        assert_eq!(claim(Some(lease), 2, at(1200), grace), None);
+        assert!(claim(Some(lease), 2, at(1500), grace).is_some());
+    }
+}

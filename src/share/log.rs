@@ -1,0 +1,279 @@
+//! What a VM routed, for the others to read: a ring of segments with a single writer.
+//!
+//! The writer appends a record to its current segment, writes that segment whole, and only then
+//! publishes the new head in its [`super::vm::VmState`]. A reader that sees a head reads the
+//! segments it has not seen up to it. A segment that has been overwritten meanwhile shows by its
+//! number: the reader counts that it was lapped and goes on with what is there. It loses only
+//! predictions, which the next turns of those conversations bring back.
+
+use super::vm::LogHead;
+use super::{Header, Kind};
+use crate::replicas::ReplicaId;
+use crate::share::bytes::Writer;
+use crate::tokens::blocks::BlockHash;
+
+/// Segments per ring. With [`SEGMENT_BYTES`] this keeps the last 1 MB, some 130,000 blocks, of
+/// each VM: what a VM that starts (or was stalled) can still learn.
+pub const SEGMENTS: u64 = 32;
+
+/// A segment that has reached this size is left for the next one. It is written whole at every
+/// record (32 KB: some 2 us), so larger costs every request and smaller shortens the ring.
+pub const SEGMENT_BYTES: usize = 32 << 10;
+
+/// One request's trace: these blocks, behind that parent, are now on that replica.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct Record {
+    /// Where it went.
+    pub replica: ReplicaId,
+    /// The last block that was there already; `None` for the root.
+    pub parent: Option<BlockHash>,
+    /// The blocks behind it.
+    pub blocks: Vec<BlockHash>,
+}
+
+/// The writer's end.
+#[derive(Debug)]
+pub struct LogWriter {
+    header: Header,
+    head: LogHead,
+    segment: Writer,
+}
+
+impl LogWriter {
+    /// A writer that goes on at `head`, as [`super::vm::claim`] gave it.
+    pub fn new(fingerprint: u64, writer: u64, head: LogHead) -> Self {
+        let header = Header { fingerprint, writer, version: head.segment };
+        Self { header, head, segment: header.begin(Kind::Log) }
+    }
+
+    /// How far the log goes.
+    pub fn head(&self) -> LogHead {
+        self.head
+    }
+
+    /// Appends a record. Returns the ring place to write and the bytes to write there.
+    pub fn append(&mut self, record: &Record) -> (u64, &[u8]) {
+        if self.segment.len() >= SEGMENT_BYTES {
+            self.header.version += 1;
+            self.segment = self.header.begin(Kind::Log);
+        }
+        let writer = &mut self.segment;
+        writer.u32(record.replica.slot);
+        writer.u32(record.replica.incarnation);
+        writer.option(record.parent, |writer, hash| writer.u64(hash.0));
+        writer.list(record.blocks.iter(), |writer, hash| writer.u64(hash.0));
+        let length = u32::try_from(writer.len()).unwrap_or(u32::MAX);
+        self.head = LogHead { segment: self.header.version, length };
+        (self.head.segment % SEGMENTS, self.segment.as_slice())
+    }
+}
+
+/// A reader's place in one VM's log.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
+pub struct LogReader {
+    /// All in front of this has been read.
+    next: LogHead,
+    /// How often segments were gone before they were read.
+    pub lapped: u64,
+}
+
+/// What a segment gave.
+#[derive(Debug, PartialEq, Eq)]
+pub enum Read {
+    /// These records, in order.
+    Records(Vec<Record>),
+    /// The segment is gone, or not for this configuration.
+    Gone,
+}
+
+impl LogReader {
+    /// The ring place to read next to get to `head`, or `None` when there is nothing new.
+    pub fn place(&mut self, head: LogHead) -> Option<u64> {
+        if head <= self.next {
+            return None;
+        }
+        let oldest = head.segment.saturating_sub(SEGMENTS - 1);
+        if self.next.segment < oldest {
+            // A new reader starts at the oldest segment; that is no loss.
+            self.lapped += u64::from(self.next.segment > 0);
+            self.next = LogHead { segment: oldest, length: 0 };
+        }
+        Some(self.next.segment % SEGMENTS)
+    }
+
+    /// Takes in the value found at that place, and moves on.
+    pub fn take(&mut self, value: Option<&[u8]>, fingerprint: u64, head: LogHead) -> Read {
+        let wanted = self.next.segment;
+        let found = value
+            .and_then(|value| Some((value.len(), Header::read(value, Kind::Log)?)))
+            .filter(|(_, (header, _))| header.version == wanted);
+        let Some((length, (header, mut reader))) = found else {
+            self.lapped += u64::from(value.is_some() && wanted > 0);
+            self.next = LogHead { segment: wanted + 1, length: 0 }.min(head);
+            return Read::Gone;
+        };
+        let skip = (self.next.length as usize).saturating_sub(length - reader.remaining());
+        let length = u32::try_from(length).unwrap_or(u32::MAX);
+        self.next = if wanted < head.segment {
+            LogHead { segment: wanted + 1, length: 0 }
+        } else {
+            LogHead { segment: wanted, length }
+        };
+        if header.fingerprint != fingerprint {
+            return Read::Gone;
+        }
+        Read::Records(records(&mut reader, skip))
+    }
+}
+
+/// The records behind the first `skip` bytes.
+fn records(reader: &mut super::bytes::Reader<'_>, skip: usize) -> Vec<Record> {
+    let all = reader.remaining();
+    let mut records = Vec::new();
+    while reader.remaining() > 0 {
+        let read_before = all - reader.remaining();
+        let Some(record) = record(reader) else { break };
+        if read_before >= skip {
+            records.push(record);
+        }
+    }
+    records
+}
+
+fn record(reader: &mut super::bytes::Reader<'_>) -> Option<Record> {
+    Some(Record {
+        replica: ReplicaId { slot: reader.u32()?, incarnation: reader.u32()? },
+        parent: reader.option(|reader| reader.u64().map(BlockHash))?,
+        blocks: reader.list(|reader| reader.u64().map(BlockHash))?,
+    })
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use std::collections::BTreeMap;
+
+    const FINGERPRINT: u64 = 9;
+
+    fn record(number: u64, blocks: usize) -> Record {
+        Record {
+            replica: ReplicaId { slot: 1, incarnation: 1 },
+            parent: number.is_multiple_of(2).then_some(BlockHash(number)),
+            blocks: (0..blocks as u64).map(|n| BlockHash(number * 1000 + n)).collect(),
+        }
+    }
+
+    /// A ring as shared data would hold it.
+    #[derive(Default)]
+    struct Ring(BTreeMap<u64, Vec<u8>>);
+
+    impl Ring {
+        fn append(&mut self, writer: &mut LogWriter, record: &Record) {
+            let (place, bytes) = writer.append(record);
+            self.0.insert(place, bytes.to_vec());
+        }
+
+        fn read(&self, reader: &mut LogReader, head: LogHead) -> Vec<Record> {
+            let mut all = Vec::new();
+            for _ in 0..=SEGMENTS {
+                let Some(place) = reader.place(head) else { return all };
+                let value = self.0.get(&place).map(Vec::as_slice);
+                if let Read::Records(records) = reader.take(value, FINGERPRINT, head) {
+                    all.extend(records);
+                }
+            }
+            panic!("the reader does not arrive at {head:?}");
+        }
+    }
+
+    fn writer() -> LogWriter {
+        LogWriter::new(FINGERPRINT, 1, LogHead { segment: 1, length: 0 })
+    }
+
+    #[test]
+    fn a_reader_sees_each_record_once_in_order() {
+        let (mut ring, mut writer, mut reader) = (Ring::default(), writer(), LogReader::default());
+        let mut seen = Vec::new();
+        for number in 0..2000 {
+            ring.append(&mut writer, &record(number, 40));
+            if number % 7 == 0 {
+                seen.extend(ring.read(&mut reader, writer.head()));
+            }
+        }
+        seen.extend(ring.read(&mut reader, writer.head()));
+        let expected: Vec<Record> = (0..2000).map(|number| record(number, 40)).collect();
+        assert!(writer.head().segment > 10);
+        assert_eq!(seen, expected);
+        assert_eq!(reader.lapped, 0);
+    }
+
+    #[test]
+    fn a_late_reader_gets_what_the_ring_still_has() {
+        let (mut ring, mut writer, mut reader) = (Ring::default(), writer(), LogReader::default());
+        for number in 0..10_000 {
+            ring.append(&mut writer, &record(number, 40));
+        }
+        let seen = ring.read(&mut reader, writer.head());
+        assert!(seen.len() > 2000, "{}", seen.len());
+        assert_eq!(seen.last(), Some(&record(9999, 40)));
+        assert_eq!(reader.lapped, 0, "a new reader has lost nothing");
+    }
+
+    #[test]
+    fn a_reader_that_was_stalled_counts_it_and_goes_on() {
+        let (mut ring, mut writer, mut reader) = (Ring::default(), writer(), LogReader::default());
+        ring.append(&mut writer, &record(0, 1));
+        ring.read(&mut reader, writer.head());
+        for number in 1..10_000 {
+            ring.append(&mut writer, &record(number, 40));
+        }
+        let seen = ring.read(&mut reader, writer.head());
+        assert_eq!(reader.lapped, 1);
+        assert_eq!(seen.last(), Some(&record(9999, 40)));
+    }
+
+    #[test]
+    fn a_head_read_before_the_last_record_does_not_repeat_it() {
+        let (mut ring, mut writer, mut reader) = (Ring::default(), writer(), LogReader::default());
+        ring.append(&mut writer, &record(0, 1));
+        let early = writer.head();
+        ring.append(&mut writer, &record(1, 1));
+        assert_eq!(ring.read(&mut reader, early).len(), 2);
+        assert_eq!(ring.read(&mut reader, writer.head()), []);
+    }
+
+    #[test]
+    fn a_record_larger_than_a_segment_is_kept_whole() {
+        let (mut ring, mut writer, mut reader) = (Ring::default(), writer(), LogReader::default());
+        let large = record(1, SEGMENT_BYTES);
+        ring.append(&mut writer, &large);
+        ring.append(&mut writer, &record(2, 1));
+        assert_eq!(ring.read(&mut reader, writer.head()), [large, record(2, 1)]);
+    }
+
+    #[test]
+    fn another_configurations_log_is_passed_over() {
+        let (mut ring, mut reader) = (Ring::default(), LogReader::default());
+        let mut other = LogWriter::new(FINGERPRINT + 1, 1, LogHead { segment: 1, length: 0 });
+        ring.append(&mut other, &record(0, 1));
+        assert_eq!(ring.read(&mut reader, other.head()), []);
+    }
+
+    #[test]
+    fn damaged_segments_end_at_the_damage() {
+        let mut writer = writer();
+        let (_, bytes) = writer.append(&record(1, 5));
+        let bytes = bytes.to_vec();
+        for end in 0..bytes.len() {
+            let mut reader = LogReader::default();
+            let head = writer.head();
+            while reader.place(head).is_some() {
+                if let Read::Records(records) = reader.take(Some(&bytes[..end]), FINGERPRINT, head)
+                {
+                    assert_eq!(records, []);
+                    break;
+                }
+            }
+        }
+    }
+}

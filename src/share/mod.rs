@@ -1,0 +1,103 @@
+//! What goes through Envoy's shared data, and back.
+//!
+//! Shared data is a map of byte strings behind one mutex, copied on every read and write, with no
+//! delete and no listing. So the keys are few and reused: numbered VM slots with a log each, one
+//! lease and one table per configuration. The protocols are here as pure functions from the bytes
+//! that were read to the bytes to write; the shell does the reading and writing.
+//!
+//! Nothing here trusts what it reads. Every value starts with the same [`Header`]; whatever does
+//! not parse, or was written by another layout or for another configuration, is as good as absent.
+
+pub mod bytes;
+pub mod lease;
+pub mod log;
+pub mod table;
+pub mod vm;
+
+use bytes::{Reader, Writer};
+
+/// Changes whenever any value's bytes change their meaning, so that two versions of the filter
+/// under one `vm_id` never read each other.
+pub const LAYOUT: u16 = 1;
+
+const MAGIC: u32 = u32::from_le_bytes(*b"WPSD");
+
+/// Most VM slots: an Envoy has one VM per worker thread and one on the main thread, and while a
+/// configuration is replaced each of them runs two. A VM that finds no slot routes, unshared.
+pub const MAX_VM_SLOTS: u32 = 160;
+
+/// What a value holds.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum Kind {
+    /// [`vm`]
+    Vm = 1,
+    /// [`log`]
+    Log = 2,
+    /// [`lease`]
+    Lease = 3,
+    /// [`table`]
+    Table = 4,
+}
+
+/// The first bytes of every value.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub struct Header {
+    /// Configuration for which the value means anything.
+    pub fingerprint: u64,
+    /// Who wrote it.
+    pub writer: u64,
+    /// Which write this is: higher is newer.
+    pub version: u64,
+}
+
+impl Header {
+    /// Starts a value.
+    pub fn begin(&self, kind: Kind) -> Writer {
+        let mut writer = Writer::default();
+        writer.u32(MAGIC);
+        writer.u16(LAYOUT);
+        writer.u16(kind as u16);
+        writer.u64(self.fingerprint);
+        writer.u64(self.writer);
+        writer.u64(self.version);
+        writer
+    }
+
+    /// Reads a value's header, leaving the reader at its contents. `None` when this layout did
+    /// not write it.
+    pub fn read<'a>(value: &'a [u8], kind: Kind) -> Option<(Self, Reader<'a>)> {
+        let mut reader = Reader::new(value);
+        let ours =
+            reader.u32()? == MAGIC && reader.u16()? == LAYOUT && reader.u16()? == kind as u16;
+        if !ours {
+            return None;
+        }
+        let (fingerprint, writer, version) = (reader.u64()?, reader.u64()?, reader.u64()?);
+        Some((Self { fingerprint, writer, version }, reader))
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_header_round_trips() {
+        let header = Header { fingerprint: 1, writer: 2, version: 3 };
+        let value = header.begin(Kind::Lease).finish();
+        assert_eq!(Header::read(&value, Kind::Lease).map(|(header, _)| header), Some(header));
+    }
+
+    #[test]
+    fn foreign_bytes_are_as_good_as_absent() {
+        let header = Header { fingerprint: 1, writer: 2, version: 3 };
+        let value = header.begin(Kind::Lease).finish();
+        assert!(Header::read(&value, Kind::Table).is_none(), "another kind");
+        for end in 0..value.len() {
+            assert!(Header::read(&value[..end], Kind::Lease).is_none(), "cut at {end}");
+        }
+        let mut other = value;
+        other[4] ^= 1;
+        assert!(Header::read(&other, Kind::Lease).is_none(), "another layout");
+    }
+}

@@ -1,0 +1,145 @@
+//! A VM's slot: that it lives, what it has in flight, and how far its log goes.
+//!
+//! A slot is claimed by compare-and-swap once and from then on written by its owner alone. The
+//! charges and the log's head travel together, so that one read of some hundred bytes tells
+//! another VM all that changed.
+
+use super::{Header, Kind};
+use crate::charge::{Charge, Charges};
+use crate::replicas::{Moment, ReplicaId};
+use std::time::Duration;
+
+/// A VM without a heartbeat for this long is dead: its charges are ignored and its slot may be
+/// claimed. A worker may be held up that long by others' callbacks; a shorter limit would drop
+/// its in-flight requests from everybody's costs just when it is busiest.
+pub const DEAD_AFTER: Duration = Duration::from_secs(5);
+
+/// Where a log's next record goes: a segment and a byte in it.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Default)]
+pub struct LogHead {
+    /// Segment number, counting from 1 for ever; 0 before the first.
+    pub segment: u64,
+    /// Bytes of that segment.
+    pub length: u32,
+}
+
+/// A slot's value.
+#[derive(Debug, Clone, PartialEq)]
+pub struct VmState {
+    /// Who owns it.
+    pub owner: u64,
+    /// When the owner last wrote.
+    pub heartbeat: Moment,
+    /// Whether the owner has the tokenizers of all models loaded.
+    pub ready: bool,
+    /// How far its log goes.
+    pub head: LogHead,
+    /// What it has in flight.
+    pub charges: Charges,
+}
+
+impl VmState {
+    /// Whether the owner still ticks.
+    pub fn is_alive(&self, now: Moment) -> bool {
+        now.since(self.heartbeat) < DEAD_AFTER
+    }
+
+    /// The bytes.
+    pub fn write(&self, fingerprint: u64) -> Vec<u8> {
+        let header = Header { fingerprint, writer: self.owner, version: self.heartbeat.0 };
+        let mut writer = header.begin(Kind::Vm);
+        writer.u8(u8::from(self.ready));
+        writer.u64(self.head.segment);
+        writer.u32(self.head.length);
+        let charges: Vec<(ReplicaId, Charge)> = self.charges.iter().collect();
+        writer.list(charges.into_iter(), |writer, (replica, charge)| {
+            writer.u32(replica.slot);
+            writer.u32(replica.incarnation);
+            writer.u32(charge.requests);
+            writer.u64(charge.unfinished_tokens);
+            writer.f64(charge.recent_tokens);
+            writer.u64(charge.recent_at.0);
+        });
+        writer.finish()
+    }
+
+    /// Reads a slot, and the configuration it belongs to.
+    pub fn read(value: &[u8]) -> Option<(u64, Self)> {
+        let (header, mut reader) = Header::read(value, Kind::Vm)?;
+        let ready = reader.u8()? == 1;
+        let head = LogHead { segment: reader.u64()?, length: reader.u32()? };
+        let mut charges = Charges::default();
+        let entries = reader.list(|reader| {
+            let replica = ReplicaId { slot: reader.u32()?, incarnation: reader.u32()? };
+            let charge = Charge {
+                requests: reader.u32()?,
+                unfinished_tokens: reader.u64()?,
+                recent_tokens: reader.f64()?,
+                recent_at: Moment(reader.u64()?),
+            };
+            Some((replica, charge))
+        })?;
+        for (replica, charge) in entries {
+            charges.insert(replica, charge);
+        }
+        let heartbeat = Moment(header.version);
+        let state = Self { owner: header.writer, heartbeat, ready, head, charges };
+        Some((header.fingerprint, state))
+    }
+}
+
+/// Whether a VM may claim the slot that holds `current`, and where its log must go on.
+///
+/// The log continues behind the last owner's: readers know a slot by its number, and a segment
+/// number that went back would look to them like news they have already read.
+pub fn claim(current: Option<&[u8]>, now: Moment) -> Option<LogHead> {
+    match current.and_then(VmState::read) {
+        Some((_, state)) if state.is_alive(now) => None,
+        Some((_, state)) => Some(LogHead { segment: state.head.segment + 1, length: 0 }),
+        None => Some(LogHead { segment: 1, length: 0 }),
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn at(seconds: u64) -> Moment {
+        Moment::default().plus(Duration::from_secs(seconds))
+    }
+
+    fn state() -> VmState {
+        let mut charges = Charges::default();
+        let replica = ReplicaId { slot: 4, incarnation: 2 };
+        charges.start(replica, 300, at(9), Duration::from_secs(2));
+        VmState {
+            owner: 77,
+            heartbeat: at(10),
+            ready: true,
+            head: LogHead { segment: 3, length: 120 },
+            charges,
+        }
+    }
+
+    #[test]
+    fn a_slot_round_trips() {
+        assert_eq!(VmState::read(&state().write(5)), Some((5, state())));
+    }
+
+    #[test]
+    fn a_cut_slot_is_none() {
+        let value = state().write(5);
+        for end in 0..value.len() {
+            assert_eq!(VmState::read(&value[..end]), None, "cut at {end}");
+        }
+    }
+
+    #[test]
+    fn only_a_free_or_dead_slot_can_be_claimed() {
+        let value = state().write(5);
+        assert_eq!(claim(None, at(10)), Some(LogHead { segment: 1, length: 0 }));
+        assert_eq!(claim(Some(b"other layout"), at(10)), Some(LogHead { segment: 1, length: 0 }));
+        assert_eq!(claim(Some(&value), at(14)), None);
+        assert_eq!(claim(Some(&value), at(15)), Some(LogHead { segment: 4, length: 0 }));
+    }
+}
