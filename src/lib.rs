@@ -1,6 +1,8 @@
 //! Warmpath: route each LLM request to the replica that already holds its prefix.
 
 pub mod charge;
+pub mod config;
+pub mod feedback;
 pub mod index;
 #[cfg(all(feature = "demo", not(target_family = "wasm")))]
 pub mod mock;

@@ -1,0 +1,345 @@
+//! A response in passing, and what it proves.
+//!
+//! [`Feedback`] reads the body's chunks as they go by and keeps only what is needed: whether the
+//! answer has begun, the usage, and the answer's text while it may still be the engine's exact
+//! tokens. It never holds a chunk back and never judges the response.
+
+use crate::request::Api;
+use serde_json::Value;
+
+/// One line of a stream, or one JSON body, is read up to this size: a response of any engine is
+/// far below it, and what is larger is passed on unread.
+const MAX_UNREAD_BYTES: usize = 1 << 20;
+
+/// The answer's text is kept up to this size, some 60,000 tokens.
+const MAX_ANSWER_BYTES: usize = 256 << 10;
+
+/// The engine's own account of a request.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub struct Usage {
+    /// Tokens of the prompt.
+    pub prompt_tokens: u32,
+    /// Those taken from cache; engines say so only with a flag.
+    pub cached_tokens: Option<u32>,
+    /// Tokens of the answer.
+    pub completion_tokens: Option<u32>,
+}
+
+/// How a response's body can be read.
+#[derive(Debug)]
+enum Body {
+    /// Server-sent events: the unfinished line so far.
+    Stream(Vec<u8>),
+    /// One JSON document so far.
+    Json(Vec<u8>),
+    /// Not readable: compressed, another type, or beyond a bound.
+    Opaque,
+}
+
+/// A response being read.
+#[derive(Debug)]
+pub struct Feedback {
+    api: Api,
+    body: Body,
+    began: bool,
+    usage: Option<Usage>,
+    answer: Answer,
+}
+
+/// The answer's text, as long as it stands for exactly the tokens the engine produced.
+#[derive(Debug)]
+enum Answer {
+    Text(String),
+    /// Reasoning, tool calls or several choices: the text is not what was generated.
+    Inexact,
+}
+
+impl Feedback {
+    /// Begins to read a response by its headers.
+    pub fn new(api: Api, content_type: Option<&str>, content_encoding: Option<&str>) -> Self {
+        let kind = content_type.unwrap_or_default();
+        let plain = content_encoding.is_none_or(|encoding| encoding == "identity");
+        let body = if plain && kind.starts_with("text/event-stream") {
+            Body::Stream(Vec::new())
+        } else if plain && kind.starts_with("application/json") {
+            Body::Json(Vec::new())
+        } else {
+            Body::Opaque
+        };
+        Self { api, body, began: false, usage: None, answer: Answer::Text(String::new()) }
+    }
+
+    /// Whether this response tells anything.
+    pub fn is_readable(&self) -> bool {
+        !matches!(self.body, Body::Opaque)
+    }
+
+    /// Whether it is a stream of events.
+    pub fn is_stream(&self) -> bool {
+        matches!(self.body, Body::Stream(_))
+    }
+
+    /// Whether the answer has begun: the first event with content, which is neither the first
+    /// byte nor the event that only names the role.
+    pub fn answer_began(&self) -> bool {
+        self.began
+    }
+
+    /// The engine's account, once it has been read.
+    pub fn usage(&self) -> Option<Usage> {
+        self.usage
+    }
+
+    /// The answer's text, when the engine's tokens are that text's tokens.
+    pub fn exact_answer(&self) -> Option<&str> {
+        match &self.answer {
+            Answer::Text(text) if !text.is_empty() => Some(text),
+            _ => None,
+        }
+    }
+
+    /// Takes in the next bytes of the body.
+    pub fn push(&mut self, chunk: &[u8]) {
+        match std::mem::replace(&mut self.body, Body::Opaque) {
+            Body::Stream(mut line) => {
+                for piece in chunk.split_inclusive(|byte| *byte == b'\n') {
+                    if line.len() + piece.len() > MAX_UNREAD_BYTES {
+                        self.answer = Answer::Inexact;
+                        return;
+                    }
+                    line.extend_from_slice(piece);
+                    if piece.ends_with(b"\n") {
+                        self.line(&line);
+                        line.clear();
+                    }
+                }
+                self.body = Body::Stream(line);
+            }
+            Body::Json(mut bytes) if bytes.len() + chunk.len() <= MAX_UNREAD_BYTES => {
+                bytes.extend_from_slice(chunk);
+                self.body = Body::Json(bytes);
+            }
+            Body::Json(_) | Body::Opaque => self.answer = Answer::Inexact,
+        }
+    }
+
+    /// Takes in the end of the body.
+    pub fn finish(&mut self) {
+        match std::mem::replace(&mut self.body, Body::Opaque) {
+            Body::Stream(line) => self.line(&line),
+            Body::Json(bytes) => self.document(&bytes),
+            Body::Opaque => {}
+        }
+    }
+
+    fn line(&mut self, line: &[u8]) {
+        if let Some(data) = line.trim_ascii().strip_prefix(b"data:") {
+            self.document(data);
+        }
+    }
+
+    fn document(&mut self, json: &[u8]) {
+        // `[DONE]` and comments end here too.
+        let Ok(Value::Object(document)) = serde_json::from_slice(json) else { return };
+        if let Some(usage) = document.get("usage").and_then(usage) {
+            self.usage = Some(usage);
+        }
+        let choices = document.get("choices").and_then(Value::as_array);
+        for choice in choices.into_iter().flatten() {
+            self.choice(choice);
+        }
+    }
+
+    fn choice(&mut self, choice: &Value) {
+        let part = match self.api {
+            Api::Completions => choice,
+            Api::Chat => {
+                let part = choice.get("delta").or_else(|| choice.get("message"));
+                let Some(part) = part else { return };
+                part
+            }
+        };
+        let text = |name: &str| part.get(name).and_then(Value::as_str).unwrap_or_default();
+        let content = text(if self.api == Api::Chat { "content" } else { "text" });
+        let has_calls =
+            part.get("tool_calls").and_then(Value::as_array).is_some_and(|calls| !calls.is_empty());
+        let thinks = !text("reasoning").is_empty() || !text("reasoning_content").is_empty();
+        self.began |= !content.is_empty() || has_calls || thinks;
+        let first = choice.get("index").and_then(Value::as_u64).unwrap_or(0) == 0;
+        if has_calls || thinks || !first {
+            self.answer = Answer::Inexact;
+        }
+        if let Answer::Text(answer) = &mut self.answer {
+            if answer.len() + content.len() > MAX_ANSWER_BYTES {
+                self.answer = Answer::Inexact;
+            } else {
+                answer.push_str(content);
+            }
+        }
+    }
+}
+
+fn usage(value: &Value) -> Option<Usage> {
+    let count = |value: Option<&Value>| value?.as_u64()?.try_into().ok();
+    Some(Usage {
+        prompt_tokens: count(value.get("prompt_tokens"))?,
+        cached_tokens: value
+            .get("prompt_tokens_details")
+            .and_then(|details| count(details.get("cached_tokens"))),
+        completion_tokens: count(value.get("completion_tokens")),
+    })
+}
+
+/// How many of the answer's tokens are in the engine's cache when it ends.
+///
+/// The last sampled token never is: nothing was computed from it (40 + 24 tokens gave one block
+/// of 32 on vLLM, 40 + 25 gave two). When the engine stopped at its end token, that is the last
+/// one and the whole text is cached. Without the engine's count, one less than the text has.
+pub fn cached_answer_tokens(text_tokens: usize, usage: Option<Usage>) -> usize {
+    let sampled = usage.and_then(|usage| usage.completion_tokens);
+    let sampled = sampled.map_or(text_tokens, |count| count as usize);
+    text_tokens.min(sampled.saturating_sub(1))
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn read(api: Api, content_type: &str, chunks: &[&[u8]]) -> Feedback {
+        let mut feedback = Feedback::new(api, Some(content_type), None);
+        for chunk in chunks {
+            feedback.push(chunk);
+        }
+        feedback.finish();
+        feedback
+    }
+
+    fn stream(api: Api, text: &str) -> Feedback {
+        read(api, "text/event-stream; charset=utf-8", &[text.as_bytes()])
+    }
+
+    fn usage(prompt: u32, cached: Option<u32>, completion: u32) -> Option<Usage> {
+        Some(Usage {
+            prompt_tokens: prompt,
+            cached_tokens: cached,
+            completion_tokens: Some(completion),
+        })
+    }
+
+    const CHAT_STREAM: &str = concat!(
+        "data: {\"choices\":[{\"index\":0,\"delta\":{\"role\":\"assistant\",\"content\":\"\"}}]}\n\n",
+        "data: {\"choices\":[{\"index\":0,\"delta\":{\"content\":\" one\"}}]}\n\n",
+        ": keep-alive\n\n",
+        "data: {\"choices\":[{\"index\":0,\"delta\":{\"content\":\" two\"},\"finish_reason\":\"length\"}]}\r\n\r\n",
+        "data: {\"choices\":[],\"usage\":{\"prompt_tokens\":40,\"completion_tokens\":2,",
+        "\"prompt_tokens_details\":{\"cached_tokens\":32}}}\n\n",
+        "data: [DONE]\n\n",
+    );
+
+    #[test]
+    fn a_chat_stream_gives_its_answer_and_usage() {
+        let feedback = stream(Api::Chat, CHAT_STREAM);
+        assert_eq!(feedback.exact_answer(), Some(" one two"));
+        assert_eq!(feedback.usage(), usage(40, Some(32), 2));
+    }
+
+    #[test]
+    fn chunks_may_be_cut_anywhere() {
+        let whole = CHAT_STREAM.as_bytes();
+        for cut in 0..whole.len() {
+            let feedback = read(Api::Chat, "text/event-stream", &[&whole[..cut], &whole[cut..]]);
+            assert_eq!(feedback.exact_answer(), Some(" one two"), "cut at {cut}");
+            assert_eq!(feedback.usage(), usage(40, Some(32), 2), "cut at {cut}");
+        }
+    }
+
+    #[test]
+    fn the_event_that_names_the_role_is_not_the_answers_beginning() {
+        let mut feedback = Feedback::new(Api::Chat, Some("text/event-stream"), None);
+        let (role, content) = CHAT_STREAM.split_once("\n\n").unwrap();
+        feedback.push(role.as_bytes());
+        feedback.push(b"\n\n");
+        assert!(!feedback.answer_began());
+        feedback.push(content.as_bytes());
+        assert!(feedback.answer_began());
+    }
+
+    #[test]
+    fn a_json_response_gives_its_answer_and_usage() {
+        let body = br#"{"choices":[{"index":0,"message":{"role":"assistant","content":"hi"}}],
+            "usage":{"prompt_tokens":7,"completion_tokens":1,"prompt_tokens_details":null}}"#;
+        let feedback = read(Api::Chat, "application/json", &[&body[..20], &body[20..]]);
+        assert_eq!(feedback.exact_answer(), Some("hi"));
+        assert_eq!(feedback.usage(), usage(7, None, 1));
+    }
+
+    #[test]
+    fn completions_have_text_in_the_choice() {
+        let text = "data: {\"choices\":[{\"index\":0,\"text\":\" w\"}]}\n\n";
+        let feedback = stream(Api::Completions, text);
+        assert!(feedback.answer_began());
+        assert_eq!(feedback.exact_answer(), Some(" w"));
+    }
+
+    #[test]
+    fn reasoning_tool_calls_and_further_choices_make_the_text_inexact() {
+        for delta in [
+            r#"{"index":0,"delta":{"reasoning_content":"hm"}}"#,
+            r#"{"index":0,"delta":{"reasoning":"hm"}}"#,
+            r#"{"index":0,"delta":{"tool_calls":[{"index":0}]}}"#,
+            r#"{"index":1,"delta":{"content":"x"}}"#,
+        ] {
+            let feedback = stream(Api::Chat, &format!("data: {{\"choices\":[{delta}]}}\n\n"));
+            assert!(feedback.answer_began(), "{delta}");
+            assert_eq!(feedback.exact_answer(), None, "{delta}");
+        }
+    }
+
+    #[test]
+    fn the_samples_of_a_real_engine_are_read() {
+        for (api, sample, expected) in [
+            (Api::Chat, include_str!("../tests/data/vllm/chat_stream_include_usage.txt"), true),
+            (Api::Chat, include_str!("../tests/data/vllm/chat_stream_plain.txt"), false),
+            (
+                Api::Completions,
+                include_str!("../tests/data/vllm/completions_stream_include_usage.txt"),
+                true,
+            ),
+        ] {
+            let feedback = stream(api, sample);
+            assert!(feedback.answer_began());
+            assert!(feedback.exact_answer().is_some());
+            assert_eq!(feedback.usage().is_some(), expected);
+        }
+    }
+
+    #[test]
+    fn what_cannot_be_read_is_passed_on_unread() {
+        let compressed = Feedback::new(Api::Chat, Some("application/json"), Some("gzip"));
+        assert!(!compressed.is_readable());
+        assert!(!Feedback::new(Api::Chat, Some("text/html"), None).is_readable());
+        let mut long = Feedback::new(Api::Chat, Some("text/event-stream"), None);
+        for _ in 0..3 {
+            long.push(&vec![b'x'; MAX_UNREAD_BYTES / 2]);
+        }
+        long.finish();
+        assert!(!long.is_readable());
+    }
+
+    #[test]
+    fn garbage_proves_nothing() {
+        for text in ["", "data:", "data: {", "data: 7\n", "data: {\"usage\":3,\"choices\":4}\n"] {
+            let feedback = stream(Api::Chat, text);
+            assert!(!feedback.answer_began(), "{text}");
+            assert_eq!(feedback.usage(), None, "{text}");
+        }
+    }
+
+    #[test]
+    fn the_last_sampled_token_is_never_cached() {
+        assert_eq!(cached_answer_tokens(24, usage(40, None, 24)), 23, "stopped by length");
+        assert_eq!(cached_answer_tokens(24, usage(40, None, 25)), 24, "stopped at the end token");
+        assert_eq!(cached_answer_tokens(24, None), 23, "count unknown");
+        assert_eq!(cached_answer_tokens(0, None), 0);
+    }
+}
