@@ -4,6 +4,7 @@ pub mod charge;
 pub mod config;
 pub mod feedback;
 pub mod index;
+pub mod metrics;
 #[cfg(all(feature = "demo", not(target_family = "wasm")))]
 pub mod mock;
 pub mod model;

@@ -1,0 +1,338 @@
+//! The metrics' names, kinds, labels and meanings; nothing that counts.
+//!
+//! Envoy's wasm metrics have a name only, so labels are written into it (`reason=cold;`) and
+//! taken out again by the bootstrap's `stats_tags`. The README's table is checked against
+//! [`ALL`].
+
+/// What kind of number a metric is.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum Kind {
+    /// Only grows.
+    Counter,
+    /// The value now.
+    Gauge,
+    /// A distribution.
+    Histogram,
+}
+
+/// One metric.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub struct Metric {
+    /// Name as Prometheus shows it.
+    pub name: &'static str,
+    /// Kind.
+    pub kind: Kind,
+    /// Label names, in order.
+    pub labels: &'static [&'static str],
+    /// Meaning, with the unit.
+    pub help: &'static str,
+}
+
+impl Metric {
+    const fn counter(
+        name: &'static str,
+        labels: &'static [&'static str],
+        help: &'static str,
+    ) -> Self {
+        Self { name, kind: Kind::Counter, labels, help }
+    }
+
+    const fn gauge(
+        name: &'static str,
+        labels: &'static [&'static str],
+        help: &'static str,
+    ) -> Self {
+        Self { name, kind: Kind::Gauge, labels, help }
+    }
+
+    const fn histogram(name: &'static str, help: &'static str) -> Self {
+        Self { name, kind: Kind::Histogram, labels: &[], help }
+    }
+
+    /// The name Envoy is given: the labels' values in front, in the order of their declaration.
+    ///
+    /// A value's characters that would end it, or that Envoy's stat names cannot carry, become
+    /// `_`; a value too long is cut. A missing value is empty.
+    pub fn envoy_name(&self, values: &[&str]) -> String {
+        let mut name = String::new();
+        for (index, label) in self.labels.iter().enumerate() {
+            let value = values.get(index).copied().unwrap_or_default();
+            name.push_str(label);
+            name.push('=');
+            name.extend(value.chars().take(MAX_LABEL_CHARS).map(|c| {
+                let plain = c.is_ascii_alphanumeric() || "-_./:[]@".contains(c);
+                if plain { c } else { '_' }
+            }));
+            name.push(';');
+        }
+        name.push_str(self.name);
+        name
+    }
+}
+
+/// A label's value is cut here: names come from configurations and addresses, both shorter.
+const MAX_LABEL_CHARS: usize = 128;
+
+/// Every request, once.
+pub const REQUESTS: Metric = Metric::counter(
+    "warmpath_requests_total",
+    &["reason"],
+    "Requests by the reason for their route",
+);
+/// Own count of prompt tokens.
+pub const PROMPT_TOKENS: Metric = Metric::counter(
+    "warmpath_prompt_tokens_total",
+    &["model"],
+    "Tokens of prompts that were tokenized here",
+);
+/// Predicted hits.
+pub const PREDICTED_CACHED_TOKENS: Metric = Metric::counter(
+    "warmpath_predicted_cached_tokens_total",
+    &["model"],
+    "Of those, tokens predicted to come from the chosen replica's cache",
+);
+/// Answers by what could be read of them.
+pub const RESPONSES: Metric = Metric::counter(
+    "warmpath_responses_total",
+    &["usage"],
+    "Successful responses to routed prompts, by what their usage carried: cached, no_cached, none, or unreadable",
+);
+/// Failed answers.
+pub const FAILED_RESPONSES: Metric = Metric::counter(
+    "warmpath_failed_responses_total",
+    &["class"],
+    "Responses other than 200 to routed requests, by status class: 3xx, 4xx, 5xx, or none when the client got no response",
+);
+/// The engine's count of prompt tokens.
+pub const REPORTED_PROMPT_TOKENS: Metric = Metric::counter(
+    "warmpath_reported_prompt_tokens_total",
+    &["model"],
+    "Prompt tokens by the replicas' own account, where the response also told cached tokens",
+);
+/// The engine's count of hits.
+pub const REPORTED_CACHED_TOKENS: Metric = Metric::counter(
+    "warmpath_reported_cached_tokens_total",
+    &["model"],
+    "Cached tokens by the replicas' own account",
+);
+/// Drift of the tokenizer or template.
+pub const PROMPT_COUNT: Metric = Metric::counter(
+    "warmpath_prompt_count_total",
+    &["model", "result"],
+    "Responses whose prompt_tokens is equal to the count made here, or differs",
+);
+/// Quality of predictions.
+pub const PREDICTION: Metric = Metric::counter(
+    "warmpath_prediction_total",
+    &["model", "result"],
+    "Responses whose cached_tokens is equal to the prediction, over it, or under it",
+);
+/// Size of over-predictions.
+pub const OVERPREDICTED_TOKENS: Metric = Metric::counter(
+    "warmpath_overpredicted_tokens_total",
+    &["model"],
+    "Tokens predicted to be cached that were not",
+);
+/// Size of under-predictions.
+pub const UNDERPREDICTED_TOKENS: Metric = Metric::counter(
+    "warmpath_underpredicted_tokens_total",
+    &["model"],
+    "Tokens cached that were not predicted",
+);
+/// Chosen is not always served.
+pub const SERVED_ELSEWHERE: Metric = Metric::counter(
+    "warmpath_served_elsewhere_total",
+    &[],
+    "Responses that came from another replica than the chosen one (a retry, or Envoy's own policy)",
+);
+/// Time to first token.
+pub const TTFT: Metric = Metric::histogram(
+    "warmpath_time_to_first_token_ms",
+    "Milliseconds from the routing decision to the first content event of a streamed answer",
+);
+/// Cost of a decision.
+pub const DECISION: Metric = Metric::histogram(
+    "warmpath_decision_us",
+    "Microseconds from the complete body to the routing header: parse, render, tokenize, hash, weigh",
+);
+/// Poll health.
+pub const POLLS: Metric = Metric::counter(
+    "warmpath_polls_total",
+    &["target", "result"],
+    "Calls of the poller: admin, metrics or models, answered (ok), failed, or unreadable",
+);
+/// Members that found no place.
+pub const UNPLACED_REPLICAS: Metric = Metric::gauge(
+    "warmpath_unplaced_replicas",
+    &[],
+    "Cluster members beyond the 1,024 that a replica table holds",
+);
+/// Restarts seen.
+pub const RESTARTS: Metric = Metric::counter(
+    "warmpath_replica_restarts_total",
+    &[],
+    "Restarts seen by a changed process start time; what was known of the old cache is forgotten",
+);
+/// Replicas by health.
+pub const REPLICAS: Metric = Metric::gauge(
+    "warmpath_replicas",
+    &["cluster", "health"],
+    "Replicas in the table: healthy, unhealthy, draining",
+);
+/// Load: running.
+pub const REPLICA_RUNNING: Metric = Metric::gauge(
+    "warmpath_replica_running",
+    &["replica"],
+    "Requests in the replica's batch, as it last reported",
+);
+/// Load: waiting.
+pub const REPLICA_WAITING: Metric = Metric::gauge(
+    "warmpath_replica_waiting",
+    &["replica"],
+    "Requests queued in the replica, as it last reported",
+);
+/// Load: KV.
+pub const REPLICA_KV_USAGE: Metric = Metric::gauge(
+    "warmpath_replica_kv_usage_percent",
+    &["replica"],
+    "KV blocks held by running requests, percent, as the replica last reported",
+);
+/// Age of the report.
+pub const REPLICA_REPORT_AGE: Metric = Metric::gauge(
+    "warmpath_replica_report_age_ms",
+    &["replica"],
+    "Milliseconds since the replica's last report; absent before the first",
+);
+/// Own in flight.
+pub const REPLICA_IN_FLIGHT: Metric = Metric::gauge(
+    "warmpath_replica_in_flight",
+    &["replica"],
+    "Requests that this Envoy has in flight there",
+);
+/// Own unfinished.
+pub const REPLICA_UNFINISHED: Metric = Metric::gauge(
+    "warmpath_replica_unfinished_tokens",
+    &["replica"],
+    "Uncached prompt tokens that this Envoy sent there and whose answer has not begun",
+);
+/// Shadow occupancy.
+pub const REPLICA_SHADOW: Metric = Metric::gauge(
+    "warmpath_replica_shadow_blocks",
+    &["replica"],
+    "KV blocks that the replica is believed to hold",
+);
+/// Shadow bound.
+pub const REPLICA_CAPACITY: Metric = Metric::gauge(
+    "warmpath_replica_capacity_blocks",
+    &["replica"],
+    "KV blocks that the replica has: the bound of the line above",
+);
+/// Live VMs.
+pub const VMS: Metric = Metric::gauge(
+    "warmpath_vms",
+    &["state"],
+    "VMs of this Envoy that share their view: all, and those with every tokenizer loaded (ready)",
+);
+/// Memory per VM.
+pub const VM_MEMORY: Metric =
+    Metric::gauge("warmpath_vm_memory_bytes", &["vm"], "Linear memory of a VM; it never shrinks");
+/// Tokenizer loads.
+pub const TOKENIZER_LOADS: Metric = Metric::counter(
+    "warmpath_tokenizer_loads_total",
+    &["model", "result"],
+    "Loads of a prepared file into a VM: ok, fetch_failed or damaged",
+);
+/// Longest step of a load.
+pub const TOKENIZER_STEP: Metric = Metric::histogram(
+    "warmpath_tokenizer_step_ms",
+    "Milliseconds that one step of loading a tokenizer held its worker",
+);
+/// Lapped readers.
+pub const LOG_LAPPED: Metric = Metric::counter(
+    "warmpath_log_lapped_total",
+    &[],
+    "Segments of another VM's routed-block log that were overwritten before they were read",
+);
+/// Orphans.
+pub const LOG_ORPHANED: Metric = Metric::counter(
+    "warmpath_log_orphaned_total",
+    &[],
+    "Log records whose parent block is not held here (any more)",
+);
+/// Host errors.
+pub const HOST_ERRORS: Metric = Metric::counter(
+    "warmpath_host_errors_total",
+    &[],
+    "Calls to Envoy that failed; what they were for is skipped",
+);
+
+/// Every metric.
+pub const ALL: &[Metric] = &[
+    REQUESTS,
+    PROMPT_TOKENS,
+    PREDICTED_CACHED_TOKENS,
+    RESPONSES,
+    FAILED_RESPONSES,
+    REPORTED_PROMPT_TOKENS,
+    REPORTED_CACHED_TOKENS,
+    PROMPT_COUNT,
+    PREDICTION,
+    OVERPREDICTED_TOKENS,
+    UNDERPREDICTED_TOKENS,
+    SERVED_ELSEWHERE,
+    TTFT,
+    DECISION,
+    POLLS,
+    UNPLACED_REPLICAS,
+    RESTARTS,
+    REPLICAS,
+    REPLICA_RUNNING,
+    REPLICA_WAITING,
+    REPLICA_KV_USAGE,
+    REPLICA_REPORT_AGE,
+    REPLICA_IN_FLIGHT,
+    REPLICA_UNFINISHED,
+    REPLICA_SHADOW,
+    REPLICA_CAPACITY,
+    VMS,
+    VM_MEMORY,
+    TOKENIZER_LOADS,
+    TOKENIZER_STEP,
+    LOG_LAPPED,
+    LOG_ORPHANED,
+    HOST_ERRORS,
+];
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn labels_go_in_front_of_the_name() {
+        assert_eq!(
+            PREDICTION.envoy_name(&["m", "over"]),
+            "model=m;result=over;warmpath_prediction_total"
+        );
+        assert_eq!(LOG_LAPPED.envoy_name(&[]), "warmpath_log_lapped_total");
+    }
+
+    #[test]
+    fn a_value_cannot_end_its_label_or_grow_without_bound() {
+        let name = REQUESTS.envoy_name(&["a;reason=b c\u{fc}"]);
+        assert_eq!(name, "reason=a_reason_b_c_;warmpath_requests_total");
+        assert!(REQUESTS.envoy_name(&[&"x".repeat(10_000)]).len() < 200);
+    }
+
+    #[test]
+    fn names_follow_prometheus_conventions_and_are_unique() {
+        let mut names: Vec<&str> = ALL.iter().map(|metric| metric.name).collect();
+        for metric in ALL {
+            assert!(metric.name.starts_with("warmpath_"), "{}", metric.name);
+            let total = metric.name.ends_with("_total");
+            assert_eq!(total, metric.kind == Kind::Counter, "{}", metric.name);
+        }
+        names.sort_unstable();
+        names.dedup();
+        assert_eq!(names.len(), ALL.len());
+    }
+}
