@@ -7,6 +7,7 @@
 mod builtins;
 mod clock;
 mod content;
+mod final_message;
 mod normalise;
 mod python;
 mod values;
@@ -137,24 +138,30 @@ impl ChatTemplate {
     /// # Errors
     /// When the engine would refuse the chat, the template raises or a limit is passed.
     pub fn render(&self, chat: &Chat, now: u64) -> Result<String, TemplateError> {
-        let mut variables = normalise::variables(chat, self.format, &self.source)?;
-        if !chat.continue_final_message {
-            return self.render_variables(variables, now);
-        }
-        let last = normalise::mark_final_message(&mut variables, &self.source)?;
-        let text = self.render_variables(variables, now)?;
-        normalise::cut_after_final_message(text, &last)
+        let variables = normalise::variables(chat, self.format, &self.source)?;
+        self.render_variables(variables, now)
     }
 
-    /// Renders variables as they are, without the engine's normalisation: what `apply_chat_template` does.
+    /// Renders variables as they are, without the engine's normalisation: what transformers'
+    /// `apply_chat_template` does with them, `continue_final_message` included.
     ///
     /// # Errors
     /// When the template raises or a limit is passed.
     pub fn render_variables(
         &self,
-        variables: Map<String, Json>,
+        mut variables: Map<String, Json>,
         now: u64,
     ) -> Result<String, TemplateError> {
+        match variables.shift_remove("continue_final_message") {
+            Some(Json::Bool(true)) => {
+                let last = final_message::mark(&mut variables, &self.source)?;
+                final_message::cut_after(self.run(variables, now)?, &last)
+            }
+            _ => self.run(variables, now),
+        }
+    }
+
+    fn run(&self, variables: Map<String, Json>, now: u64) -> Result<String, TemplateError> {
         let mut context: BTreeMap<String, Value> = BTreeMap::new();
         for (name, text) in &self.special_tokens {
             context.insert(name.clone(), Value::from(text.as_str()));
@@ -165,7 +172,7 @@ impl ChatTemplate {
         context.insert(NOW.to_owned(), Value::from(now));
         let template = self.env.get_template(NAME).map_err(failed)?;
         let mut out = Bounded(Vec::new());
-        template.render_captured_to(Value::from_iter(context), &mut out).map_err(failed)?;
+        template.render_captured_to(Value::from_pairs(context), &mut out).map_err(failed)?;
         String::from_utf8(out.0).map_err(|error| TemplateError::Failed(error.to_string()))
     }
 }

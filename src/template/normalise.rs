@@ -25,9 +25,6 @@ use serde_json::{Map, Value};
 /// Claude Code's line that changes with every request.
 const BILLING_HEADER: &str = "x-anthropic-billing-header";
 
-/// What transformers appends to the message to continue, to find it again in the rendered text.
-const FINAL_MESSAGE_TAG: &str = "CONTINUE_FINAL_MESSAGE_TAG ";
-
 /// The variables the engine would hand to the template.
 pub(super) fn variables(
     chat: &Chat,
@@ -63,9 +60,9 @@ pub(super) fn variables(
     if let Some(documents) = &chat.documents {
         variables.insert("documents".to_owned(), Value::Array(documents.clone()));
     }
-    variables.remove("continue_final_message");
     variables.insert("messages".to_owned(), Value::Array(messages));
     variables.insert("add_generation_prompt".to_owned(), chat.add_generation_prompt.into());
+    variables.insert("continue_final_message".to_owned(), chat.continue_final_message.into());
     Ok(variables)
 }
 
@@ -306,50 +303,4 @@ fn system_text(message: &Value) -> String {
         }
         _ => String::new(),
     }
-}
-
-/// Appends the tag to the last text of the last message, and returns that text.
-pub(super) fn mark_final_message(
-    variables: &mut Map<String, Value>,
-    template: &str,
-) -> Result<String, TemplateError> {
-    if !template.contains("content") {
-        return Err(TemplateError::FinalMessage);
-    }
-    let content = variables
-        .get_mut("messages")
-        .and_then(Value::as_array_mut)
-        .and_then(|messages| messages.last_mut())
-        .and_then(|message| message.get_mut("content"));
-    let text = match content {
-        Some(Value::Array(parts)) => parts
-            .iter_mut()
-            .rev()
-            .find_map(|part| part.get_mut("text"))
-            .ok_or(TemplateError::FinalMessage)?,
-        Some(text) => text,
-        None => return Err(TemplateError::FinalMessage),
-    };
-    let Value::String(text) = text else { return Err(TemplateError::FinalMessage) };
-    let last = text.clone();
-    text.push_str(FINAL_MESSAGE_TAG);
-    Ok(last)
-}
-
-/// Cuts the rendered text where the tag stands.
-pub(super) fn cut_after_final_message(
-    mut text: String,
-    last: &str,
-) -> Result<String, TemplateError> {
-    let at = text.rfind(FINAL_MESSAGE_TAG.trim_end()).ok_or(TemplateError::FinalMessage)?;
-    if !text.contains(last.trim()) {
-        return Err(TemplateError::FinalMessage);
-    }
-    let keeps_spaces = text.get(at..).is_some_and(|rest| rest.starts_with(FINAL_MESSAGE_TAG));
-    text.truncate(at);
-    // A template that trims content trims the tag's own trailing space, and so would have trimmed the message.
-    if !keeps_spaces {
-        text.truncate(text.trim_end().len());
-    }
-    Ok(text)
 }
