@@ -44,6 +44,7 @@ pub struct Feedback {
     began: bool,
     usage: Option<Usage>,
     answer: Answer,
+    was_read: bool,
 }
 
 /// The answer's text, as long as it stands for exactly the tokens the engine produced.
@@ -66,12 +67,18 @@ impl Feedback {
         } else {
             Body::Opaque
         };
-        Self { api, body, began: false, usage: None, answer: Answer::Text(String::new()) }
+        let answer = Answer::Text(String::new());
+        Self { api, body, began: false, usage: None, answer, was_read: false }
     }
 
     /// Whether this response tells anything.
     pub fn is_readable(&self) -> bool {
         !matches!(self.body, Body::Opaque)
+    }
+
+    /// Whether all of it has been read.
+    pub fn was_read(&self) -> bool {
+        self.was_read
     }
 
     /// Whether it is a stream of events.
@@ -128,8 +135,9 @@ impl Feedback {
         match std::mem::replace(&mut self.body, Body::Opaque) {
             Body::Stream(line) => self.line(&line),
             Body::Json(bytes) => self.document(&bytes),
-            Body::Opaque => {}
+            Body::Opaque => return,
         }
+        self.was_read = true;
     }
 
     fn line(&mut self, line: &[u8]) {

@@ -13,5 +13,7 @@ pub mod request;
 pub mod route;
 pub mod score;
 pub mod share;
+#[cfg(all(target_family = "wasm", not(test)))]
+mod shell;
 pub mod template;
 pub mod tokens;

@@ -72,6 +72,14 @@ impl Model {
         truncation.apply(ids, special_tokens).ok_or(PromptError::Truncation)
     }
 
+    /// The token ids of an answer's text, as the engine most likely sampled them.
+    ///
+    /// # Errors
+    /// When the tokenizer refuses it.
+    pub fn answer_ids(&self, answer: &str) -> Result<Vec<u32>, PromptError> {
+        self.encode(answer, false)
+    }
+
     fn encode(&self, text: &str, add_special_tokens: bool) -> Result<Vec<u32>, PromptError> {
         self.tokenizer.encode(text, add_special_tokens).map_err(PromptError::Tokenizer)
     }

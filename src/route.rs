@@ -5,7 +5,9 @@
 
 use crate::charge::Charges;
 use crate::index::PrefixIndex;
+use crate::model::PromptError;
 use crate::replicas::{Health, Moment, Replica, ReplicaId, ReplicaTable};
+use crate::request::RequestError;
 use crate::score::{self, Cost, CostConfig, Signals};
 use crate::tokens::blocks::{BlockHash, BlockSize, Chain, ChainSeed};
 use std::time::Duration;
@@ -69,11 +71,13 @@ pub enum Reason {
     ModelNotServed,
     /// To Envoy's own policy: a call to the host failed.
     HostError,
+    /// Nowhere: the client left, or Envoy answered, before the body was complete.
+    ClientLeft,
 }
 
 impl Reason {
     /// All reasons, in the order of their declaration.
-    pub const ALL: [Self; 21] = [
+    pub const ALL: [Self; 22] = [
         Self::Prefix,
         Self::Cold,
         Self::PrefixBusy,
@@ -95,6 +99,7 @@ impl Reason {
         Self::NoHealthyReplica,
         Self::ModelNotServed,
         Self::HostError,
+        Self::ClientLeft,
     ];
 
     /// The value of the metric's `reason` label.
@@ -121,6 +126,29 @@ impl Reason {
             Self::NoHealthyReplica => "no_healthy_replica",
             Self::ModelNotServed => "model_not_served",
             Self::HostError => "host_error",
+            Self::ClientLeft => "client_left",
+        }
+    }
+}
+
+impl From<&RequestError> for Reason {
+    fn from(error: &RequestError) -> Self {
+        match error {
+            RequestError::Json | RequestError::NotAnObject => Self::InvalidJson,
+            RequestError::NoPrompt | RequestError::Field(_) => Self::NoPrompt,
+            RequestError::Unsupported(_) | RequestError::Media | RequestError::TooManyValues => {
+                Self::UnsupportedPrompt
+            }
+        }
+    }
+}
+
+impl From<&PromptError> for Reason {
+    fn from(error: &PromptError) -> Self {
+        match error {
+            PromptError::Template(_) => Self::TemplateError,
+            PromptError::Tokenizer(_) => Self::TokenizerError,
+            PromptError::Truncation => Self::UnsupportedPrompt,
         }
     }
 }
@@ -238,6 +266,22 @@ impl Decision {
     pub fn header(&self) -> String {
         let addresses: Vec<&str> = self.ranked.iter().map(|c| c.address.as_str()).collect();
         addresses.join(", ")
+    }
+
+    /// Why, for a person: the reason, and each ranked replica with its overlap and cost terms.
+    pub fn explain(&self) -> String {
+        let mut text =
+            format!("reason={}, prompt_tokens={}", self.reason.as_str(), self.prompt_tokens);
+        for candidate in &self.ranked {
+            let Candidate { address, overlap_tokens, cost, .. } = candidate;
+            let Cost { wait, prefill, decode, pressure } = cost;
+            text.push_str(&format!(
+                "; replica={address}, overlap_tokens={overlap_tokens}, cost_s={:.4}, wait_s={wait:.4}, \
+                 prefill_s={prefill:.4}, decode_s={decode:.4}, pressure_s={pressure:.4}",
+                cost.total()
+            ));
+        }
+        text
     }
 
     /// The blocks that the chosen replica will hold once it has computed the prompt and that it
@@ -679,6 +723,17 @@ mod tests {
             decision.ranked.iter().find(|c| c.id.slot == slot).map(|c| c.overlap_tokens).unwrap()
         };
         assert_eq!((overlap(0), overlap(1)), (992, 960));
+    }
+
+    #[test]
+    fn an_explanation_names_each_ranked_replica_with_its_terms() {
+        let text = fleet(2).ask(&prompt(1, 800)).explain();
+        assert!(text.starts_with("reason=cold, prompt_tokens=800; replica=10.0.0."), "{text}");
+        assert!(
+            text.contains("overlap_tokens=0, cost_s=0.1004, wait_s=0.0000, prefill_s=0.1004"),
+            "{text}"
+        );
+        assert_eq!(text.matches("replica=").count(), 2);
     }
 
     #[test]

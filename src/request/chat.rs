@@ -63,6 +63,7 @@ pub(super) fn parse(body: &[u8]) -> Result<Prompt, RequestError> {
         truncation: fields.truncation()?,
         cache_salt: fields.cache_salt()?,
         stream: fields.switch("stream", false)?,
+        max_answer_tokens: fields.max_answer_tokens(),
         usage_is_comparable: fields.is_single("n")
             && fields.field("prompt_logprobs").is_none()
             && !fields.switch("use_beam_search", false)?,

@@ -61,6 +61,7 @@ pub(super) fn parse(body: &[u8]) -> Result<Prompt, RequestError> {
         truncation: fields.truncation()?,
         cache_salt: fields.cache_salt()?,
         stream: fields.switch("stream", false)?,
+        max_answer_tokens: fields.max_answer_tokens(),
         usage_is_comparable: !given.is_batch && reads_cache_once(&fields)?,
     })
 }

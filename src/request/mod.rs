@@ -47,6 +47,8 @@ pub struct Prompt {
     pub cache_salt: Option<String>,
     /// Whether the response is a stream of events.
     pub stream: bool,
+    /// Most tokens the answer may have, when the body says so.
+    pub max_answer_tokens: Option<u32>,
     /// False where the engine's `usage` does not speak of exactly this prompt
     /// (`n` or `best_of` > 1, batches, `prompt_logprobs`, `echo` with `logprobs`).
     pub usage_is_comparable: bool,
@@ -169,9 +171,11 @@ pub fn parse(api: Api, body: &[u8]) -> Result<Prompt, RequestError> {
 struct Shared(Map<String, Value>);
 
 impl Shared {
-    const FIELDS: [&'static str; 8] = [
+    const FIELDS: [&'static str; 10] = [
         "add_special_tokens",
         "cache_salt",
+        "max_completion_tokens",
+        "max_tokens",
         "model",
         "n",
         "prompt_logprobs",
@@ -199,6 +203,12 @@ impl Shared {
             Some(Value::Bool(value)) => Ok(*value),
             Some(_) => Err(RequestError::Field(name)),
         }
+    }
+
+    /// The answer's limit; one that makes no sense is the engine's to refuse.
+    fn max_answer_tokens(&self) -> Option<u32> {
+        let limit = self.field("max_completion_tokens").or_else(|| self.field("max_tokens"))?;
+        u32::try_from(limit.as_u64()?).ok()
     }
 
     fn cache_salt(&self) -> Result<Option<String>, RequestError> {

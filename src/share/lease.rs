@@ -1,4 +1,5 @@
-//! Which VM polls: a lease with an epoch, claimed by compare-and-swap.
+//! Which VM may do what only one at a time should: a lease with an epoch, claimed by
+//! compare-and-swap.
 //!
 //! The epoch grows with every change of holder and goes into all that the holder publishes, so
 //! that one which was stalled past its lease cannot overwrite what its successor wrote.
@@ -6,10 +7,6 @@
 use super::{Header, Kind};
 use crate::replicas::Moment;
 use std::time::Duration;
-
-/// How long a claim holds. Renewed on every tick, so a holder is replaced after some ten missed
-/// ticks; shorter, and a worker that tokenizes for long loses it to no purpose.
-pub const TERM: Duration = Duration::from_secs(1);
 
 /// A lease as it was read.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
@@ -43,10 +40,16 @@ impl Lease {
     }
 }
 
-/// What `vm` should write over `current`, if it may hold the lease; `grace` is how long it leaves
-/// an ended lease to others.
-pub fn claim(current: Option<Lease>, vm: u64, now: Moment, grace: Duration) -> Option<Lease> {
-    let until = now.plus(TERM);
+/// What `vm` should write over `current`, if it may hold the lease for `term`; `grace` is how long
+/// it leaves an ended lease to others.
+pub fn claim(
+    current: Option<Lease>,
+    vm: u64,
+    now: Moment,
+    term: Duration,
+    grace: Duration,
+) -> Option<Lease> {
+    let until = now.plus(term);
     match current {
         None => Some(Lease { holder: vm, epoch: 1, until }),
         Some(lease) if lease.holder == vm && now < lease.until => Some(Lease { until, ..lease }),
@@ -61,6 +64,7 @@ pub fn claim(current: Option<Lease>, vm: u64, now: Moment, grace: Duration) -> O
 mod tests {
     use super::*;
 
+    const TERM: Duration = Duration::from_secs(1);
     const NO_GRACE: Duration = Duration::ZERO;
 
     fn at(millis: u64) -> Moment {
@@ -77,30 +81,30 @@ mod tests {
 
     #[test]
     fn the_holder_renews_in_the_same_epoch_and_others_wait() {
-        let lease = claim(None, 1, at(0), NO_GRACE).unwrap();
-        let renewed = claim(Some(lease), 1, at(900), NO_GRACE).unwrap();
+        let lease = claim(None, 1, at(0), TERM, NO_GRACE).unwrap();
+        let renewed = claim(Some(lease), 1, at(900), TERM, NO_GRACE).unwrap();
         assert_eq!((renewed.epoch, renewed.until), (1, at(1900)));
-        assert_eq!(claim(Some(renewed), 2, at(1899), NO_GRACE), None);
+        assert_eq!(claim(Some(renewed), 2, at(1899), TERM, NO_GRACE), None);
     }
 
     #[test]
     fn an_ended_lease_goes_to_another_in_a_new_epoch() {
-        let lease = claim(None, 1, at(0), NO_GRACE).unwrap();
-        let next = claim(Some(lease), 2, at(1000), NO_GRACE).unwrap();
+        let lease = claim(None, 1, at(0), TERM, NO_GRACE).unwrap();
+        let next = claim(Some(lease), 2, at(1000), TERM, NO_GRACE).unwrap();
         assert_eq!((next.holder, next.epoch), (2, 2));
     }
 
     #[test]
     fn a_holder_that_was_stalled_past_its_lease_starts_a_new_epoch_too() {
-        let lease = claim(None, 1, at(0), NO_GRACE).unwrap();
-        assert_eq!(claim(Some(lease), 1, at(3000), NO_GRACE).unwrap().epoch, 2);
+        let lease = claim(None, 1, at(0), TERM, NO_GRACE).unwrap();
+        assert_eq!(claim(Some(lease), 1, at(3000), TERM, NO_GRACE).unwrap().epoch, 2);
     }
 
     #[test]
     fn a_vm_with_traffic_leaves_an_ended_lease_to_idle_ones_for_a_while() {
-        let lease = claim(None, 1, at(0), NO_GRACE).unwrap();
+        let lease = claim(None, 1, at(0), TERM, NO_GRACE).unwrap();
         let grace = Duration::from_millis(500);
-        assert_eq!(claim(Some(lease), 2, at(1200), grace), None);
-        assert!(claim(Some(lease), 2, at(1500), grace).is_some());
+        assert_eq!(claim(Some(lease), 2, at(1200), TERM, grace), None);
+        assert!(claim(Some(lease), 2, at(1500), TERM, grace).is_some());
     }
 }

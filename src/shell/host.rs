@@ -1,0 +1,155 @@
+//! Every call to Envoy, as a function that returns what it got.
+//!
+//! The SDK's own conveniences panic on what happens in practice (a header that is not UTF-8, a
+//! call in the wrong phase), and a panic cuts every stream of the worker. What can be absent is an
+//! `Option` here, and bytes stay bytes until they are known to be text.
+
+use crate::replicas::Moment;
+use proxy_wasm::hostcalls;
+use proxy_wasm::types::{BufferType, MapType, MetricType};
+use std::hash::{BuildHasher, Hasher};
+use std::time::Duration;
+
+#[link(wasm_import_module = "wasi_snapshot_preview1")]
+#[expect(unsafe_code, reason = "std's Instant is monotonic but cannot be compared between VMs")]
+unsafe extern "C" {
+    fn clock_time_get(clock: u32, precision: u64, time: *mut u64) -> u16;
+}
+
+const MONOTONIC: u32 = 1;
+
+/// The monotonic clock, the same in every VM of this Envoy.
+pub fn now() -> Moment {
+    let mut nanos = 0;
+    #[expect(unsafe_code, reason = "the host writes eight bytes to the place it is given")]
+    let failed = unsafe { clock_time_get(MONOTONIC, 1, &raw mut nanos) };
+    Moment(if failed == 0 { nanos } else { 0 })
+}
+
+/// Seconds since the epoch.
+pub fn wall_seconds() -> u64 {
+    let since = std::time::SystemTime::now().duration_since(std::time::UNIX_EPOCH);
+    since.map_or(0, |since| since.as_secs())
+}
+
+/// A number that no other VM has: the host seeds std's hasher at random in each.
+pub fn unique_number() -> u64 {
+    let mut hasher = std::hash::RandomState::new().build_hasher();
+    hasher.write_u64(now().0);
+    hasher.finish()
+}
+
+/// Bytes of this VM's linear memory.
+pub fn memory_bytes() -> u64 {
+    core::arch::wasm32::memory_size(0) as u64 * 65_536
+}
+
+/// A value of Envoy's shared data, and its compare-and-swap mark.
+pub fn shared(key: &str) -> (Option<Vec<u8>>, Option<u32>) {
+    hostcalls::get_shared_data(key).unwrap_or_default()
+}
+
+/// Writes a value. With a mark, only if it is still the one that was read.
+pub fn set_shared(key: &str, value: &[u8], mark: Option<u32>) -> bool {
+    hostcalls::set_shared_data(key, Some(value), mark).is_ok()
+}
+
+/// One value of a header of the request.
+pub fn request_header(name: &str) -> Option<Vec<u8>> {
+    hostcalls::get_map_value_bytes(MapType::HttpRequestHeaders, name).ok().flatten()
+}
+
+/// Removes every value of a header of the request.
+pub fn remove_request_header(name: &str) {
+    // The host answers this for a header that is not there, too.
+    let _removed = hostcalls::remove_map_value(MapType::HttpRequestHeaders, name);
+}
+
+/// Sets a header of the request.
+pub fn set_request_header(name: &str, value: &str) -> bool {
+    hostcalls::set_map_value(MapType::HttpRequestHeaders, name, Some(value)).is_ok()
+}
+
+/// One value of a header of the response.
+pub fn response_header(name: &str) -> Option<Vec<u8>> {
+    hostcalls::get_map_value_bytes(MapType::HttpResponseHeaders, name).ok().flatten()
+}
+
+/// Sets a header of the response.
+pub fn set_response_header(name: &str, value: &str) {
+    let _set = hostcalls::set_map_value(MapType::HttpResponseHeaders, name, Some(value));
+}
+
+/// One value of a header of the answer to a call.
+pub fn call_header(name: &str) -> Option<Vec<u8>> {
+    hostcalls::get_map_value_bytes(MapType::HttpCallResponseHeaders, name).ok().flatten()
+}
+
+/// The first `size` bytes of the request's body held so far.
+pub fn request_body(size: usize) -> Option<Vec<u8>> {
+    buffer(BufferType::HttpRequestBody, size)
+}
+
+/// The first `size` bytes of the response's body in this callback.
+pub fn response_body(size: usize) -> Option<Vec<u8>> {
+    buffer(BufferType::HttpResponseBody, size)
+}
+
+/// The first `size` bytes of the answer to a call.
+pub fn call_body(size: usize) -> Option<Vec<u8>> {
+    buffer(BufferType::HttpCallResponseBody, size)
+}
+
+/// The plugin's configuration.
+pub fn configuration(size: usize) -> Vec<u8> {
+    buffer(BufferType::PluginConfiguration, size).unwrap_or_default()
+}
+
+fn buffer(kind: BufferType, size: usize) -> Option<Vec<u8>> {
+    if size == 0 {
+        return Some(Vec::new());
+    }
+    hostcalls::get_buffer(kind, 0, size).ok().flatten()
+}
+
+/// A property as text.
+pub fn property(path: &[&str]) -> Option<String> {
+    let bytes = hostcalls::get_property(path.to_vec()).ok().flatten()?;
+    String::from_utf8(bytes).ok()
+}
+
+/// Calls another cluster. The answer comes with the token that is returned.
+pub fn call(
+    cluster: &str,
+    authority: &str,
+    path: &str,
+    headers: &[(&str, &str)],
+    timeout: Duration,
+) -> Option<u32> {
+    let mut all = vec![(":method", "GET"), (":path", path), (":authority", authority)];
+    all.extend_from_slice(headers);
+    hostcalls::dispatch_http_call(cluster, all, None, Vec::new(), timeout).ok()
+}
+
+/// Asks for a tick at this interval.
+pub fn set_tick_period(period: Duration) {
+    let _set = hostcalls::set_tick_period(period);
+}
+
+/// Defines a metric.
+pub fn define_metric(kind: MetricType, name: &str) -> Option<u32> {
+    hostcalls::define_metric(kind, name).ok()
+}
+
+/// Adds to a counter.
+pub fn increment_metric(id: u32, by: u64) {
+    // The host refuses an offset of zero or less.
+    if let Some(by) = i64::try_from(by).ok().filter(|by| *by > 0) {
+        let _incremented = hostcalls::increment_metric(id, by);
+    }
+}
+
+/// Sets a gauge, or adds a value to a histogram.
+pub fn record_metric(id: u32, value: u64) {
+    let _recorded = hostcalls::record_metric(id, value);
+}

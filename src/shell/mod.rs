@@ -1,0 +1,27 @@
+//! The filter in Envoy: the only part of Warmpath that calls the host.
+//!
+//! A callback reads what it needs, calls the core once, and applies the outcome. Host calls go
+//! through [`host`], which never panics; what fails is counted and skipped, and the request goes
+//! on. Decisions, formats and protocols are the core's; nothing here weighs or encodes anything.
+
+mod host;
+mod http;
+mod link;
+mod meters;
+mod models;
+mod poller;
+mod root;
+
+use root::Root;
+
+/// The request header that the `override_host` load-balancing policy reads. It names an upstream
+/// address, so a client's own copy is removed from every request.
+const ROUTING_HEADER: &str = "x-gateway-destination-endpoint";
+
+/// The response header that says why, to those who may know.
+const EXPLAIN_HEADER: &str = "x-warmpath-explain";
+
+proxy_wasm::main! {{
+    proxy_wasm::set_log_level(proxy_wasm::types::LogLevel::Info);
+    proxy_wasm::set_root_context(|_| Box::new(Root::default()));
+}}

@@ -1,0 +1,216 @@
+//! The models of this VM: prepared files fetched and loaded on ticks, one VM at a time.
+//!
+//! A file is some megabytes and every VM needs its own copy, so VMs take turns: while one loads,
+//! the others route that model by load. What is loaded stays for the VM's life, whatever becomes
+//! of the configuration, under its cluster and path.
+
+use super::link::SharedLease;
+use super::{host, meters};
+use crate::config::{Config, ModelConfig};
+use crate::metrics;
+use crate::model::Model;
+use crate::replicas::Moment;
+use crate::route::Reason;
+use crate::tokens::prepared::{Loader, Progress};
+use hashbrown::HashMap;
+use std::cell::RefCell;
+use std::rc::Rc;
+use std::time::Duration;
+
+/// How long one VM may keep the others from loading without a sign of life. A step holds it for
+/// far less; a fetch takes at most [`FETCH_TIMEOUT`], during which it still ticks.
+const TURN_TERM: Duration = Duration::from_secs(5);
+
+/// A prepared file is a few megabytes from Envoy itself or a neighbour.
+const FETCH_TIMEOUT: Duration = Duration::from_secs(20);
+
+/// A file that could not be fetched or read is tried again this much later.
+const RETRY_AFTER: Duration = Duration::from_secs(5);
+
+/// How long one tick goes on loading. Half of the 50 ms that no callback may exceed, because the
+/// last step begins before the limit and ends behind it.
+const TICK_BUDGET: Duration = Duration::from_millis(25);
+
+type Loaded = HashMap<(String, String), Rc<Model>>;
+
+thread_local! {
+    /// By cluster and path: all roots of a VM share what is loaded.
+    static LOADED: RefCell<Loaded> = RefCell::default();
+}
+
+enum State {
+    /// To be fetched, not before this moment.
+    Waiting(Moment),
+    Fetching(u32),
+    Loading(Box<Loader>),
+    Ready(Rc<Model>),
+}
+
+struct Entry {
+    config: ModelConfig,
+    state: State,
+    failed: bool,
+}
+
+/// See the module.
+pub struct Models {
+    entries: Vec<Entry>,
+    turn: SharedLease,
+    has_turn: bool,
+}
+
+impl Models {
+    pub fn new(config: &Config, vm: u64) -> Self {
+        let entry = |config: &ModelConfig| Entry {
+            config: config.clone(),
+            state: State::Waiting(Moment::default()),
+            failed: false,
+        };
+        Self {
+            entries: config.models.iter().map(entry).collect(),
+            turn: SharedLease::new("loading", config, vm, TURN_TERM),
+            has_turn: false,
+        }
+    }
+
+    /// The model at this place of the configuration, or why it cannot be used yet.
+    pub fn model(&self, index: usize) -> Result<Rc<Model>, Reason> {
+        match self.entries.get(index) {
+            Some(Entry { state: State::Ready(model), .. }) => Ok(Rc::clone(model)),
+            Some(Entry { failed: true, .. }) => Err(Reason::TokenizerUnavailable),
+            Some(_) => Err(Reason::TokenizerLoading),
+            None => Err(Reason::UnknownModel),
+        }
+    }
+
+    pub fn all_ready(&self) -> bool {
+        self.entries.iter().all(|entry| matches!(entry.state, State::Ready(_)))
+    }
+
+    /// Goes on loading, if it is this VM's turn.
+    pub fn tick(&mut self, now: Moment) {
+        for entry in &mut self.entries {
+            entry.take_loaded();
+        }
+        let work = self.entries.iter().position(|entry| entry.wants(now));
+        let Some(entry) = work.and_then(|index| self.entries.get_mut(index)) else {
+            self.give_up_turn(now);
+            return;
+        };
+        if self.turn.hold(now, Duration::ZERO).is_none() {
+            self.has_turn = false;
+            return;
+        }
+        self.has_turn = true;
+        entry.go_on(now);
+    }
+
+    fn give_up_turn(&mut self, now: Moment) {
+        if self.has_turn {
+            self.turn.give_up(now);
+            self.has_turn = false;
+        }
+    }
+
+    /// Takes in the answer to a fetch. Returns false when the call was not for a model.
+    pub fn answer(&mut self, token: u32, num_headers: usize, body_size: usize) -> bool {
+        let fetching = |entry: &&mut Entry| matches!(entry.state, State::Fetching(t) if t == token);
+        let Some(entry) = self.entries.iter_mut().find(fetching) else { return false };
+        let ok = num_headers > 0 && host::call_header(":status").as_deref() == Some(b"200");
+        match host::call_body(body_size).filter(|body| ok && !body.is_empty()) {
+            Some(body) => match Loader::new(body) {
+                Ok(loader) => entry.state = State::Loading(Box::new(loader)),
+                Err(error) => entry.fail("damaged", &error.to_string()),
+            },
+            None => entry.fail("fetch_failed", "no answer with status 200 and a body"),
+        }
+        true
+    }
+}
+
+impl Entry {
+    fn key(&self) -> (String, String) {
+        (self.config.prepared_cluster.clone(), self.config.prepared_path.clone())
+    }
+
+    fn name(&self) -> &str {
+        self.config.names.first().map_or("", String::as_str)
+    }
+
+    /// Whether there is something to do for this model.
+    fn wants(&self, now: Moment) -> bool {
+        match self.state {
+            State::Waiting(at) => now >= at,
+            State::Fetching(_) | State::Loading(_) => true,
+            State::Ready(_) => false,
+        }
+    }
+
+    fn take_loaded(&mut self) {
+        if matches!(self.state, State::Waiting(_)) {
+            let key = self.key();
+            let loaded = LOADED.with(|loaded| loaded.try_borrow().ok()?.get(&key).cloned());
+            if let Some(model) = loaded {
+                self.state = State::Ready(model);
+            }
+        }
+    }
+
+    fn go_on(&mut self, now: Moment) {
+        match &self.state {
+            State::Waiting(_) => self.fetch(),
+            State::Loading(_) => self.load(now),
+            State::Fetching(_) | State::Ready(_) => {}
+        }
+    }
+
+    fn fetch(&mut self) {
+        let ModelConfig { prepared_cluster, prepared_path, .. } = &self.config;
+        match host::call(prepared_cluster, "warmpath", prepared_path, &[], FETCH_TIMEOUT) {
+            Some(token) => self.state = State::Fetching(token),
+            None => self.fail("fetch_failed", "no such cluster"),
+        }
+    }
+
+    fn load(&mut self, began: Moment) {
+        loop {
+            let State::Loading(loader) = &mut self.state else { return };
+            let step_began = host::now();
+            let progress = loader.step();
+            let took = host::now().since(step_began).as_millis();
+            let took = u64::try_from(took).unwrap_or(u64::MAX);
+            meters::record(&metrics::TOKENIZER_STEP, &[], took);
+            match progress {
+                Ok(Progress::Pending) if host::now().since(began) < TICK_BUDGET => {}
+                Ok(Progress::Pending) => return,
+                Ok(Progress::Ready(prepared)) => match Model::new(*prepared) {
+                    Ok(model) => self.succeed(Rc::new(model)),
+                    Err(error) => self.fail("damaged", &error.to_string()),
+                },
+                Err(error) => self.fail("damaged", &error.to_string()),
+            }
+        }
+    }
+
+    fn succeed(&mut self, model: Rc<Model>) {
+        meters::add(&metrics::TOKENIZER_LOADS, &[self.name(), "ok"], 1);
+        LOADED.with(|loaded| {
+            if let Ok(mut loaded) = loaded.try_borrow_mut() {
+                loaded.insert(self.key(), Rc::clone(&model));
+            }
+        });
+        self.state = State::Ready(model);
+        self.failed = false;
+    }
+
+    fn fail(&mut self, result: &str, problem: &str) {
+        meters::add(&metrics::TOKENIZER_LOADS, &[self.name(), result], 1);
+        let ModelConfig { prepared_cluster, prepared_path, .. } = &self.config;
+        log::error!(
+            "model {:?}: {prepared_path} from cluster {prepared_cluster}: {result}: {problem}",
+            self.name()
+        );
+        self.state = State::Waiting(host::now().plus(RETRY_AFTER));
+        self.failed = true;
+    }
+}

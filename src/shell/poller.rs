@@ -1,0 +1,299 @@
+//! The leader's work: who the replicas are and how they do, asked on ticks and published.
+//!
+//! Every VM has a [`Poller`]; only the one that holds the lease asks. The VM on Envoy's main
+//! thread is preferred, since it serves no traffic: a VM that has served some leaves an ended
+//! lease to the others for a while.
+
+use super::link::{Link, SharedLease};
+use super::{ROUTING_HEADER, host, meters};
+use crate::config::{Config, Membership};
+use crate::metrics;
+use crate::replicas::stats::Report;
+use crate::replicas::{Health, Member, Moment, ReplicaId, ReplicaTable, clusters};
+use hashbrown::HashMap;
+use serde_json::Value;
+use std::rc::Rc;
+use std::time::Duration;
+
+/// How long a claim holds. Renewed on every tick, so a leader is replaced after some ten missed
+/// ticks; shorter, and a worker that is held up for a moment loses it to no purpose.
+const LEASE_TERM: Duration = Duration::from_secs(1);
+
+/// How long a VM with traffic leaves an ended lease to one without.
+const LEASE_GRACE: Duration = Duration::from_secs(1);
+
+/// Models change with a deployment, not with traffic.
+const MODELS_INTERVAL: Duration = Duration::from_secs(10);
+
+/// Calls begun in one tick. A page costs some 100 us to read, so the answers to this many hold
+/// the thread for a few milliseconds; with 100 ms ticks it is 320 replicas a second.
+const MAX_CALLS_PER_TICK: usize = 32;
+
+/// An answer larger than this is not read: Envoy's admin has 700 bytes a host.
+const MAX_ANSWER_BYTES: usize = 8 << 20;
+
+#[derive(Debug, Clone, PartialEq, Eq)]
+enum Call {
+    Admin(String),
+    Metrics(ReplicaId),
+    Models(ReplicaId),
+}
+
+impl Call {
+    fn target(&self) -> &'static str {
+        match self {
+            Self::Admin(_) => "admin",
+            Self::Metrics(_) => "metrics",
+            Self::Models(_) => "models",
+        }
+    }
+}
+
+/// When a replica is asked next.
+#[derive(Debug, Clone, Copy, Default)]
+struct Due {
+    metrics: Moment,
+    models: Moment,
+}
+
+/// See the module.
+pub struct Poller {
+    config: Rc<Config>,
+    lease: SharedLease,
+    /// The epoch held at the last tick.
+    held: Option<u64>,
+    /// The epoch in which this VM acts: held for at least two ticks in a row.
+    leading: Option<u64>,
+    table: ReplicaTable,
+    dirty: bool,
+    calls: HashMap<u32, Call>,
+    admin_due: Moment,
+    due: HashMap<ReplicaId, Due>,
+    unplaced: usize,
+}
+
+impl Poller {
+    pub fn new(config: Rc<Config>, vm: u64) -> Self {
+        let lease = SharedLease::new("lease", &config, vm, LEASE_TERM);
+        Self {
+            config,
+            lease,
+            held: None,
+            leading: None,
+            table: ReplicaTable::default(),
+            dirty: false,
+            calls: HashMap::new(),
+            admin_due: Moment::default(),
+            due: HashMap::new(),
+            unplaced: 0,
+        }
+    }
+
+    pub fn is_leading(&self) -> bool {
+        self.leading.is_some()
+    }
+
+    /// Holds the lease if it may, and if so asks who is due and publishes what changed.
+    pub fn tick(&mut self, link: &mut Link, now: Moment, has_traffic: bool) {
+        let grace = if has_traffic { LEASE_GRACE } else { Duration::ZERO };
+        let held = self.lease.hold(now, grace);
+        let confirmed = held.filter(|_| held == self.held);
+        self.held = held;
+        if confirmed.is_some() && self.leading.is_none() {
+            // Goes on from what the last leader knew.
+            self.table = link.table().clone();
+            self.dirty = true;
+            self.calls.clear();
+            self.set_static_members();
+        }
+        self.leading = confirmed;
+        let Some(epoch) = self.leading else { return };
+        self.ask(now);
+        if self.dirty {
+            self.dirty = !link.publish_table(epoch, &self.table);
+        }
+        self.report(link, now);
+    }
+
+    fn set_static_members(&mut self) {
+        for cluster in &self.config.clusters {
+            let Membership::Static(addresses) = &cluster.membership else { continue };
+            let members: Vec<Member> = addresses
+                .iter()
+                .map(|address| Member { address: address.clone(), health: Health::Healthy })
+                .collect();
+            self.unplaced = self.table.set_members(&cluster.name, &members);
+        }
+    }
+
+    fn ask(&mut self, now: Moment) {
+        if now >= self.admin_due {
+            self.admin_due = now.plus(self.config.poll_interval);
+            self.ask_admin();
+        }
+        let replicas: Vec<(ReplicaId, String, String)> = self
+            .table
+            .iter()
+            .filter_map(|replica| {
+                let cluster = self.config.cluster_named(&replica.cluster)?;
+                Some((replica.id, replica.address.clone(), cluster.poll_cluster.clone()?))
+            })
+            .collect();
+        self.due.retain(|id, _| replicas.iter().any(|(replica, ..)| replica == id));
+        let mut calls = 0;
+        for (id, address, cluster) in replicas {
+            if calls >= MAX_CALLS_PER_TICK {
+                return;
+            }
+            let due = self.due.entry(id).or_default();
+            let models = now >= due.models;
+            if models {
+                due.models = now.plus(MODELS_INTERVAL);
+            }
+            let metrics = now >= due.metrics;
+            if metrics {
+                due.metrics = now.plus(self.config.poll_interval);
+            }
+            for (due, call) in [(metrics, Call::Metrics(id)), (models, Call::Models(id))] {
+                if due {
+                    calls += 1;
+                    self.ask_replica(call, &cluster, &address);
+                }
+            }
+        }
+    }
+
+    fn ask_admin(&mut self) {
+        let mut admins: Vec<String> = Vec::new();
+        for cluster in &self.config.clusters {
+            if let Membership::Admin(admin) = &cluster.membership
+                && !admins.contains(admin)
+            {
+                admins.push(admin.clone());
+            }
+        }
+        for admin in admins {
+            let path = "/clusters?format=json";
+            let token = host::call(&admin, "envoy-admin", path, &[], self.config.poll_timeout);
+            self.begin(token, Call::Admin(admin));
+        }
+    }
+
+    fn ask_replica(&mut self, call: Call, cluster: &str, address: &str) {
+        let path = if matches!(call, Call::Metrics(_)) { "/metrics" } else { "/v1/models" };
+        let headers = [(ROUTING_HEADER, address)];
+        let token = host::call(cluster, address, path, &headers, self.config.poll_timeout);
+        self.begin(token, call);
+    }
+
+    fn begin(&mut self, token: Option<u32>, call: Call) {
+        match token {
+            Some(token) => {
+                self.calls.insert(token, call);
+            }
+            None => meters::add(&metrics::POLLS, &[call.target(), "failed"], 1),
+        }
+    }
+
+    /// Takes in the answer to a call. Returns false when the call was not the poller's.
+    pub fn answer(&mut self, token: u32, num_headers: usize, body_size: usize) -> bool {
+        let Some(call) = self.calls.remove(&token) else { return false };
+        // Without headers the call was reset, and asking for one would be an error.
+        let ok = num_headers > 0 && host::call_header(":status").as_deref() == Some(b"200");
+        let result = if !ok || body_size > MAX_ANSWER_BYTES {
+            "failed"
+        } else if host::call_body(body_size).is_some_and(|body| self.take(&call, &body)) {
+            "ok"
+        } else {
+            "unreadable"
+        };
+        meters::add(&metrics::POLLS, &[call.target(), result], 1);
+        true
+    }
+
+    fn take(&mut self, call: &Call, body: &[u8]) -> bool {
+        let taken = match call {
+            Call::Admin(admin) => self.take_members(admin, body),
+            Call::Metrics(id) => self.take_report(*id, body),
+            Call::Models(id) => self.take_models(*id, body),
+        };
+        self.dirty |= taken;
+        taken
+    }
+
+    fn take_members(&mut self, admin: &str, body: &[u8]) -> bool {
+        let of_admin = |membership: &Membership| *membership == Membership::Admin(admin.to_owned());
+        let configured = self.config.clusters.iter();
+        let names: Vec<&str> = configured
+            .filter(|cluster| of_admin(&cluster.membership))
+            .map(|cluster| cluster.name.as_str())
+            .collect();
+        let Some(found) = clusters::members(body, &names) else { return false };
+        self.unplaced = 0;
+        for (cluster, members) in found {
+            self.unplaced += self.table.set_members(&cluster, &members);
+        }
+        true
+    }
+
+    fn take_report(&mut self, id: ReplicaId, body: &[u8]) -> bool {
+        let page = String::from_utf8_lossy(body);
+        let Some(report) = Report::parse(&page) else { return false };
+        // The place may have gone to another replica while the call was under way.
+        if self.table.by_id(id).is_some() && self.table.set_report(id.slot, &report, host::now()) {
+            meters::add(&metrics::RESTARTS, &[], 1);
+        }
+        true
+    }
+
+    fn take_models(&mut self, id: ReplicaId, body: &[u8]) -> bool {
+        let Ok(answer) = serde_json::from_slice::<Value>(body) else { return false };
+        let Some(data) = answer.get("data").and_then(Value::as_array) else { return false };
+        let name = |model: &Value| model.get("id").and_then(Value::as_str).map(str::to_owned);
+        let models = data.iter().filter_map(name).collect();
+        if self.table.by_id(id).is_some() {
+            self.table.set_models(id.slot, models);
+        }
+        true
+    }
+
+    /// Sets the gauges that speak of the whole Envoy.
+    fn report(&self, link: &Link, now: Moment) {
+        meters::record(&metrics::UNPLACED_REPLICAS, &[], self.unplaced as u64);
+        let (alive, ready) = link.count_vms();
+        meters::record(&metrics::VMS, &["all"], alive);
+        meters::record(&metrics::VMS, &["ready"], ready);
+        for cluster in &self.config.clusters {
+            for (health, label) in [
+                (Health::Healthy, "healthy"),
+                (Health::Unhealthy, "unhealthy"),
+                (Health::Draining, "draining"),
+            ] {
+                let replicas = self.table.in_cluster(&cluster.name);
+                let count = replicas.filter(|replica| replica.health == health).count();
+                meters::record(&metrics::REPLICAS, &[&cluster.name, label], count as u64);
+            }
+        }
+        let charges = link.all_charges(now);
+        for replica in self.table.iter() {
+            let address = [replica.address.as_str()];
+            let charge = charges.of(replica.id);
+            meters::record(&metrics::REPLICA_IN_FLIGHT, &address, charge.requests.into());
+            meters::record(&metrics::REPLICA_UNFINISHED, &address, charge.unfinished_tokens);
+            let held = link.index().held_blocks(replica.id) as u64;
+            meters::record(&metrics::REPLICA_SHADOW, &address, held);
+            let capacity = link.capacity(replica.id) as u64;
+            meters::record(&metrics::REPLICA_CAPACITY, &address, capacity);
+            if let Some(load) = replica.load {
+                meters::record(&metrics::REPLICA_RUNNING, &address, load.running.into());
+                meters::record(&metrics::REPLICA_WAITING, &address, load.waiting.into());
+                let age = now.since(load.at).as_millis();
+                let age = u64::try_from(age).unwrap_or(u64::MAX);
+                meters::record(&metrics::REPLICA_REPORT_AGE, &address, age);
+                if let Some(usage) = load.kv_usage {
+                    meters::record(&metrics::REPLICA_KV_USAGE, &address, (usage * 100.0) as u64);
+                }
+            }
+        }
+    }
+}

@@ -1,0 +1,113 @@
+//! One configuration in one VM: its ticks, and the state that its streams share.
+
+use super::http::Stream;
+use super::link::Link;
+use super::models::Models;
+use super::poller::Poller;
+use super::{host, meters};
+use crate::config::Config;
+use crate::metrics;
+use proxy_wasm::traits::{Context, HttpContext, RootContext};
+use proxy_wasm::types::ContextType;
+use std::cell::RefCell;
+use std::rc::Rc;
+use std::time::Duration;
+
+/// Heartbeats, lease, loading and polling all happen on ticks. Twice as often costs idle CPU in
+/// every VM; half as often doubles how long a new VM routes unshared.
+const TICK: Duration = Duration::from_millis(100);
+
+/// What a configuration's streams share in this VM.
+pub struct Shared {
+    pub config: Rc<Config>,
+    pub link: Link,
+    pub models: Models,
+    poller: Poller,
+    pub has_traffic: bool,
+    pub streams: u64,
+}
+
+impl Shared {
+    fn new(config: Config) -> Self {
+        let config = Rc::new(config);
+        let link = Link::new(Rc::clone(&config));
+        let models = Models::new(&config, link.vm());
+        let poller = Poller::new(Rc::clone(&config), link.vm());
+        Self { config, link, models, poller, has_traffic: false, streams: 0 }
+    }
+
+    fn tick(&mut self) {
+        let now = host::now();
+        self.link.tick(now);
+        self.poller.tick(&mut self.link, now, self.has_traffic);
+        // The leader is the main thread's VM as a rule, which routes nothing and so needs no
+        // tokenizer: it is some tens of megabytes.
+        if self.has_traffic || !self.poller.is_leading() {
+            self.models.tick(now);
+        }
+        self.link.set_ready(self.models.all_ready());
+        if let Some(slot) = self.link.slot() {
+            meters::record(&metrics::VM_MEMORY, &[&slot.to_string()], host::memory_bytes());
+        }
+    }
+}
+
+/// The root context. Without a configuration it does nothing, and neither do its streams.
+#[derive(Default)]
+pub struct Root {
+    shared: Option<Rc<RefCell<Shared>>>,
+}
+
+impl Context for Root {
+    fn on_http_call_response(
+        &mut self,
+        token: u32,
+        num_headers: usize,
+        body_size: usize,
+        _num_trailers: usize,
+    ) {
+        let shared = self.shared.as_ref().and_then(|shared| shared.try_borrow_mut().ok());
+        if let Some(mut shared) = shared {
+            let polled = shared.poller.answer(token, num_headers, body_size);
+            if !polled {
+                shared.models.answer(token, num_headers, body_size);
+            }
+        }
+    }
+}
+
+impl RootContext for Root {
+    fn on_configure(&mut self, size: usize) -> bool {
+        match Config::parse(&host::configuration(size)) {
+            Ok(config) => {
+                // No lease, no call, no slot here: this also runs in a VM that only tries the
+                // configuration and is thrown away.
+                self.shared = Some(Rc::new(RefCell::new(Shared::new(config))));
+                host::set_tick_period(TICK);
+                true
+            }
+            Err(error) => {
+                log::error!(
+                    "warmpath {}: configuration refused: {error}",
+                    env!("CARGO_PKG_VERSION")
+                );
+                false
+            }
+        }
+    }
+
+    fn on_tick(&mut self) {
+        let shared = self.shared.as_ref().and_then(|shared| shared.try_borrow_mut().ok());
+        if let Some(mut shared) = shared {
+            shared.tick();
+        }
+    }
+
+    fn create_http_context(&self, _context_id: u32) -> Option<Box<dyn HttpContext>> {
+        Some(Box::new(Stream::new(self.shared.clone())))
+    }
+
+    fn get_type(&self) -> Option<ContextType> {
+        Some(ContextType::HttpContext)
+    }
+}
