@@ -1,1 +1,6 @@
-//! Mock replica.
+//! A replica that behaves like vLLM where routing can tell.
+
+pub mod cache;
+pub mod chance;
+pub mod digest;
+pub mod engine;
