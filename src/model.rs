@@ -18,6 +18,8 @@ pub enum PromptError {
     Template(TemplateError),
     /// The tokenizer refused the text.
     Tokenizer(EncodeError),
+    /// `truncate_prompt_tokens` cuts where the tokenizer's own special tokens stand.
+    Truncation,
 }
 
 impl Model {
@@ -43,7 +45,7 @@ impl Model {
         let mut loader = Loader::new(bytes)?;
         loop {
             if let Progress::Ready(prepared) = loader.step()? {
-                return Self::new(*prepared).map_err(|error| LoadError(error.0));
+                return Self::new(*prepared).map_err(|error| LoadError(error.to_string()));
             }
         }
     }
@@ -53,22 +55,24 @@ impl Model {
     /// # Errors
     /// When the template or the tokenizer refuses it.
     pub fn token_ids(&self, prompt: &Prompt, now: u64) -> Result<Vec<u32>, PromptError> {
-        match &prompt.input {
-            Input::Tokens(ids) => Ok(ids.clone()),
+        let (ids, adds_special_tokens) = match &prompt.input {
+            Input::Tokens(ids) => (ids.clone(), false),
             Input::Text { text, add_special_tokens } => {
-                self.tokenizer.encode(text, *add_special_tokens).map_err(PromptError::Tokenizer)
+                (self.encode(text, *add_special_tokens)?, *add_special_tokens)
             }
             Input::Chat(chat) => {
-                let template = self.template.as_ref().ok_or_else(|| {
-                    PromptError::Template(TemplateError(
-                        "the model has no chat template".to_owned(),
-                    ))
-                })?;
+                let template =
+                    self.template.as_ref().ok_or(PromptError::Template(TemplateError::Absent))?;
                 let text = template.render(chat, now).map_err(PromptError::Template)?;
-                self.tokenizer
-                    .encode(&text, chat.adds_special_tokens())
-                    .map_err(PromptError::Tokenizer)
+                (self.encode(&text, chat.add_special_tokens)?, chat.add_special_tokens)
             }
-        }
+        };
+        let Some(truncation) = prompt.truncation else { return Ok(ids) };
+        let special_tokens = if adds_special_tokens { self.encode("", true)?.len() } else { 0 };
+        truncation.apply(ids, special_tokens).ok_or(PromptError::Truncation)
+    }
+
+    fn encode(&self, text: &str, add_special_tokens: bool) -> Result<Vec<u32>, PromptError> {
+        self.tokenizer.encode(text, add_special_tokens).map_err(PromptError::Tokenizer)
     }
 }

@@ -472,3 +472,73 @@ async fn tokens_come_at_the_engines_pace() {
         );
     }
 }
+
+mod with_a_tokenizer {
+    //! Qwen3's own tokenizer and template.
+
+    use super::*;
+    use crate::model::Model;
+    use crate::tokens::prepared::prepare;
+    use std::io::Read as _;
+    use std::path::Path;
+    use std::sync::LazyLock;
+
+    static QWEN3: LazyLock<Arc<Model>> = LazyLock::new(|| {
+        let folder = Path::new(env!("CARGO_MANIFEST_DIR")).join("tests/data/models/qwen3");
+        let packed = std::fs::read(folder.join("tokenizer.json.gz")).unwrap();
+        let mut tokenizer = String::new();
+        flate2::read::GzDecoder::new(&packed[..]).read_to_string(&mut tokenizer).unwrap();
+        let text = |name: &str| std::fs::read_to_string(folder.join(name)).unwrap();
+        let template = text("chat_template.jinja");
+        let prepared =
+            prepare(&tokenizer, &text("tokenizer_config.json"), Some(&template)).unwrap();
+        Arc::new(Model::load(prepared).unwrap())
+    });
+
+    async fn rig() -> Rig {
+        let served_names = vec!["tiny-qwen3".to_owned(), "alias-two".to_owned()];
+        let model = Some(Arc::clone(&*QWEN3));
+        Rig::with(ReplicaConfig { served_names, model, ..ReplicaConfig::default() }).await
+    }
+
+    #[tokio::test]
+    async fn prompts_have_the_ids_that_vllm_recorded() {
+        let rig = rig().await;
+        let body =
+            json!({ "prompt": "The quick brown fox", "return_token_ids": true, "max_tokens": 1 });
+        let (_, answer) = rig.post("/v1/completions", &body).await;
+        assert_eq!(answer["choices"][0]["prompt_token_ids"], json!([785, 3974, 13876, 38835]));
+        let batch = json!({ "prompt": ["The quick", "The"], "max_tokens": 1 });
+        let (_, answer) = rig.post("/v1/completions", &batch).await;
+        assert_eq!(answer["usage"]["prompt_tokens"], json!(3));
+        let body = json!({ "messages": [{ "role": "user", "content": "The quick" }] });
+        let (_, answer) = rig.post("/tokenize", &body).await;
+        let expected = [151644, 872, 198, 785, 3974, 151645, 198, 151644, 77091, 198];
+        assert_eq!(answer["tokens"], json!(expected));
+    }
+
+    #[tokio::test]
+    async fn a_conversation_hits_all_that_was_computed() {
+        let rig = rig().await;
+        let mut messages = vec![json!({ "role": "system", "content": "Be brief. ".repeat(50) })];
+        let mut computed = 0;
+        for turn in 0..4 {
+            messages
+                .push(json!({ "role": "user", "content": format!("Question {turn}, please.") }));
+            let body = json!({ "model": "alias-two", "messages": messages, "max_tokens": 83 });
+            let (status, answer) = rig.post("/v1/chat/completions", &body).await;
+            assert_eq!(status, 200, "{answer}");
+            assert_eq!(cached(&answer), computed / 16 * 16, "turn {turn}");
+            // The last token's KV is computed only in the next turn.
+            computed = answer["usage"]["total_tokens"].as_u64().unwrap() - 1;
+            messages.push(answer["choices"][0]["message"].clone());
+        }
+    }
+
+    #[tokio::test]
+    async fn a_chat_that_cannot_be_rendered_is_refused() {
+        let (status, error) =
+            rig().await.post("/v1/chat/completions", &json!({ "messages": 3 })).await;
+        assert_eq!((status, &error["error"]["type"]), (400, &json!("BadRequestError")));
+    }
+}

@@ -1,6 +1,17 @@
 //! A request body, read into a [`Prompt`].
+//!
+//! Reading is strict about what decides the prompt's tokens and blind to all else. What the engine would accept but
+//! whose tokens cannot be known exactly (images, embeddings, a template of the client's own) is a [`RequestError`]
+//! that says so: such a request is still forwarded untouched, only not routed by prefix. It does not render,
+//! tokenize or answer: what the engine would refuse, the engine refuses.
 
+mod chat;
+mod completions;
+mod json;
+
+pub(crate) use json::{JsonText, json_text};
 use serde_json::{Map, Value};
+use std::fmt;
 
 /// An API whose bodies carry a prompt.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
@@ -14,8 +25,12 @@ pub enum Api {
 impl Api {
     /// The API behind a request path (query string allowed), or `None` when it is not ours.
     pub fn of_path(path: &str) -> Option<Self> {
-        let _ = path;
-        None
+        let path = path.split(['?', '#']).next().unwrap_or(path);
+        match path {
+            "/v1/chat/completions" => Some(Self::Chat),
+            "/v1/completions" => Some(Self::Completions),
+            _ => None,
+        }
     }
 }
 
@@ -24,14 +39,16 @@ impl Api {
 pub struct Prompt {
     /// The `model` field, when present.
     pub model: Option<String>,
-    /// Messages, text or token ids.
+    /// Messages, text or token ids. Of a batch, its first prompt.
     pub input: Input,
+    /// What the engine cuts off before it reads the prompt.
+    pub truncation: Option<Truncation>,
     /// `cache_salt`, part of every key in the engine's cache.
     pub cache_salt: Option<String>,
     /// Whether the response is a stream of events.
     pub stream: bool,
     /// False where the engine's `usage` does not speak of exactly this prompt
-    /// (`n` > 1, batches, `prompt_logprobs`, `echo` with `logprobs`).
+    /// (`n` or `best_of` > 1, batches, `prompt_logprobs`, `echo` with `logprobs`).
     pub usage_is_comparable: bool,
 }
 
@@ -51,36 +68,170 @@ pub enum Input {
     Tokens(Vec<u32>),
 }
 
-/// A chat body, not yet normalised.
+/// A chat body, checked but not yet normalised.
 #[derive(Debug, Clone, PartialEq, Default)]
 pub struct Chat {
-    /// The whole body's fields that a template can see, in the client's order.
-    pub fields: Map<String, Value>,
+    /// `messages`, each an object with a `role`.
+    pub messages: Vec<Map<String, Value>>,
+    /// `tools`, each an object with a `function` that has a `name`.
+    pub tools: Option<Vec<Map<String, Value>>>,
+    /// `documents`, for templates that know them.
+    pub documents: Option<Vec<Value>>,
+    /// `reasoning_effort`, which also sets `enable_thinking` unless the arguments do.
+    pub reasoning_effort: Option<String>,
+    /// `chat_template_kwargs`: variables for the template, of the client's choice.
+    pub template_arguments: Map<String, Value>,
+    /// `add_generation_prompt`, true unless the body says otherwise.
+    pub add_generation_prompt: bool,
+    /// `continue_final_message`, false unless the body says otherwise.
+    pub continue_final_message: bool,
+    /// `add_special_tokens`, false unless the body says otherwise: the template writes BOS itself.
+    pub add_special_tokens: bool,
 }
 
-impl Chat {
-    /// `add_special_tokens`, false unless the body says otherwise: the template writes BOS itself.
-    pub fn adds_special_tokens(&self) -> bool {
-        self.fields.get("add_special_tokens").and_then(Value::as_bool).unwrap_or(false)
+/// `truncate_prompt_tokens` with `truncation_side`.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum Truncation {
+    /// No side given: the tokenizer keeps its special tokens and the last of the others, so many in all.
+    LastWithSpecialTokens(usize),
+    /// The last so many ids.
+    Last(usize),
+    /// The first so many ids.
+    First(usize),
+}
+
+impl Truncation {
+    /// Cuts `ids`. `special_tokens` says how many of them the tokenizer added by itself.
+    /// `None` when what is left is not certain: where those stand is the tokenizer's affair.
+    pub fn apply(self, mut ids: Vec<u32>, special_tokens: usize) -> Option<Vec<u32>> {
+        match self {
+            Self::LastWithSpecialTokens(count) if ids.len() > count => {
+                (special_tokens == 0).then(|| ids.split_off(ids.len().saturating_sub(count)))
+            }
+            Self::Last(count) => Some(ids.split_off(ids.len().saturating_sub(count))),
+            Self::First(count) => {
+                ids.truncate(count);
+                Some(ids)
+            }
+            Self::LastWithSpecialTokens(_) => Some(ids),
+        }
     }
 }
 
-/// Why a body is no prompt.
+/// Why a body is no prompt, or none whose tokens can be known.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub enum RequestError {
-    /// Not JSON, or not UTF-8.
+    /// Not JSON: broken, not UTF-8, nested deeper than 127, or with half a surrogate pair.
     Json,
     /// JSON, but not an object.
     NotAnObject,
-    /// The field that a prompt is read from is absent or of another type.
+    /// The field that a prompt is read from is absent, empty or of another type.
     NoPrompt,
+    /// A field that decides the prompt's tokens holds what the engine would refuse.
+    Field(&'static str),
+    /// A field that the engine may honour in a way that cannot be known from here.
+    Unsupported(&'static str),
+    /// Content other than text: images, audio, video, embeddings.
+    Media,
+    /// More JSON values than a prompt has any use for.
+    TooManyValues,
 }
+
+impl fmt::Display for RequestError {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        match self {
+            Self::Json => f.write_str("the body is not valid JSON"),
+            Self::NotAnObject => f.write_str("the body is not a JSON object"),
+            Self::NoPrompt => f.write_str("the body holds no prompt"),
+            Self::Field(field) => write!(f, "{field}: not what the engine accepts"),
+            Self::Unsupported(field) => write!(f, "{field}: its tokens cannot be known here"),
+            Self::Media => f.write_str("messages: content other than text"),
+            Self::TooManyValues => f.write_str("the body holds too many values"),
+        }
+    }
+}
+
+impl std::error::Error for RequestError {}
 
 /// Reads a body.
 ///
 /// # Errors
-/// When the body holds no prompt.
+/// When the body holds no prompt, or one whose tokens cannot be known.
 pub fn parse(api: Api, body: &[u8]) -> Result<Prompt, RequestError> {
-    let _ = (api, body);
-    Err(RequestError::Json)
+    match api {
+        Api::Chat => chat::parse(body),
+        Api::Completions => completions::parse(body),
+    }
+}
+
+/// Fields that both APIs read alike.
+#[derive(Default)]
+struct Shared(Map<String, Value>);
+
+impl Shared {
+    const FIELDS: [&'static str; 8] = [
+        "add_special_tokens",
+        "cache_salt",
+        "model",
+        "n",
+        "prompt_logprobs",
+        "stream",
+        "truncate_prompt_tokens",
+        "truncation_side",
+    ];
+
+    fn field(&self, name: &str) -> Option<&Value> {
+        self.0.get(name).filter(|value| !value.is_null())
+    }
+
+    fn text(&self, name: &'static str) -> Result<Option<String>, RequestError> {
+        match self.field(name) {
+            None => Ok(None),
+            Some(Value::String(text)) => Ok(Some(text.clone())),
+            Some(_) => Err(RequestError::Field(name)),
+        }
+    }
+
+    /// A switch. Numbers and words that pydantic would turn into one are left to the engine.
+    fn switch(&self, name: &'static str, default: bool) -> Result<bool, RequestError> {
+        match self.field(name) {
+            None => Ok(default),
+            Some(Value::Bool(value)) => Ok(*value),
+            Some(_) => Err(RequestError::Field(name)),
+        }
+    }
+
+    fn cache_salt(&self) -> Result<Option<String>, RequestError> {
+        let salt = self.text("cache_salt")?;
+        let is_accepted = |salt: &String| {
+            !salt.is_empty()
+                && salt.chars().count() <= 128
+                && !salt.contains(['@', '/', '\\', '\0'])
+        };
+        match salt {
+            Some(salt) if !is_accepted(&salt) => Err(RequestError::Field("cache_salt")),
+            salt => Ok(salt),
+        }
+    }
+
+    fn truncation(&self) -> Result<Option<Truncation>, RequestError> {
+        let Some(count) = self.field("truncate_prompt_tokens") else { return Ok(None) };
+        let count = match (count.as_u64(), count.as_i64()) {
+            // -1 stands for the model's own limit, which the filter does not know.
+            (None, Some(-1)) => return Err(RequestError::Unsupported("truncate_prompt_tokens")),
+            (Some(count), _) if count > 0 => usize::try_from(count).unwrap_or(usize::MAX),
+            _ => return Err(RequestError::Field("truncate_prompt_tokens")),
+        };
+        match self.text("truncation_side")?.as_deref() {
+            None => Ok(Some(Truncation::LastWithSpecialTokens(count))),
+            Some("left") => Ok(Some(Truncation::Last(count))),
+            Some("right") => Ok(Some(Truncation::First(count))),
+            Some(_) => Err(RequestError::Field("truncation_side")),
+        }
+    }
+
+    /// Whether a count field asks for at most one.
+    fn is_single(&self, name: &str) -> bool {
+        self.field(name).is_none_or(|count| count.as_u64().is_some_and(|count| count <= 1))
+    }
 }

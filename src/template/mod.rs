@@ -1,15 +1,110 @@
 //! A [`crate::request::Chat`], rendered to the text the engine would render.
+//!
+//! Two steps, each documented where it is: what the engine does to a body before it renders (`normalise`), and
+//! Jinja as Hugging Face sets it up (`builtins`, `python`, `clock`). It does not tokenize, it has no clock, and it
+//! renders only the model's own template, never one that a client sent.
+
+mod builtins;
+mod clock;
+mod content;
+mod final_message;
+mod normalise;
+mod python;
+mod values;
 
 use crate::request::Chat;
+use minijinja::syntax::SyntaxConfig;
+use minijinja::value::Value;
+use minijinja::{AutoEscape, Environment, Error, ErrorKind};
+use serde_json::{Map, Value as Json};
 use std::collections::BTreeMap;
+use std::{fmt, io};
+
+pub use content::ContentFormat;
+
+/// The one template's name in its environment.
+const NAME: &str = "chat";
+
+/// The variable through which `strftime_now` learns the time.
+const NOW: &str = " now";
+
+/// Work one rendering may do: about an instruction, or 64 bytes of text, a unit. 200 messages of 1 MB in all take
+/// some 100,000; half of this limit would still pass 4 MB through a template that copies it thirty times; double
+/// would let a broken template hold a worker thread for a second.
+const FUEL: u64 = 4_000_000;
+
+/// Bytes one rendering may write: four times the largest body that Envoy is configured to hold for us.
+const MAX_OUTPUT_BYTES: usize = 16 << 20;
+
+/// How deep a template may nest calls of its own macros (ten a call). The VM's stack is 1 MB.
+const MAX_RECURSION: usize = 150;
 
 /// A compiled chat template.
-#[derive(Debug)]
-pub struct ChatTemplate {}
+pub struct ChatTemplate {
+    env: Environment<'static>,
+    source: String,
+    format: ContentFormat,
+    special_tokens: BTreeMap<String, String>,
+}
 
 /// Why a chat could not be rendered.
 #[derive(Debug, Clone, PartialEq, Eq)]
-pub struct TemplateError(pub String);
+pub enum TemplateError {
+    /// The model has no chat template.
+    Absent,
+    /// The source is not valid Jinja.
+    Syntax(String),
+    /// The template called `raise_exception` with this text: the engine refuses the request.
+    Raised(String),
+    /// The template failed otherwise, as it would in Python.
+    Failed(String),
+    /// The template worked too long, too deep, or wrote too much.
+    Limit,
+    /// A message, tool call or tool that the engine refuses.
+    Refused(&'static str),
+    /// A number that Python would print with digits the JSON reader no longer knows.
+    Number,
+    /// Tool call arguments that Python can read and the JSON reader cannot.
+    Arguments,
+    /// `continue_final_message` with a message that cannot be found in what was rendered.
+    FinalMessage,
+}
+
+impl fmt::Display for TemplateError {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        match self {
+            Self::Absent => f.write_str("the model has no chat template"),
+            Self::Syntax(detail) => write!(f, "the chat template does not compile: {detail}"),
+            Self::Raised(message) => write!(f, "the chat template raised: {message}"),
+            Self::Failed(detail) => write!(f, "the chat template failed: {detail}"),
+            Self::Limit => f.write_str("the chat template passed a limit"),
+            Self::Refused(what) => write!(f, "{what}: not what the engine accepts"),
+            Self::Number => f.write_str("a number of more than 64 bits, or a negative zero"),
+            Self::Arguments => f.write_str("tool call arguments that only Python can read"),
+            Self::FinalMessage => f.write_str("the final message to continue was not rendered"),
+        }
+    }
+}
+
+impl std::error::Error for TemplateError {}
+
+/// Marks an error as raised by the template itself.
+#[derive(Debug)]
+struct Raised(String);
+
+impl fmt::Display for Raised {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.write_str(&self.0)
+    }
+}
+
+impl std::error::Error for Raised {}
+
+impl fmt::Debug for ChatTemplate {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.debug_struct("ChatTemplate").field("format", &self.format).finish_non_exhaustive()
+    }
+}
 
 impl ChatTemplate {
     /// Compiles a template; `special_tokens` maps `bos_token`, `eos_token` and the like to their text.
@@ -20,16 +115,122 @@ impl ChatTemplate {
         source: &str,
         special_tokens: &BTreeMap<String, String>,
     ) -> Result<Self, TemplateError> {
-        let _ = (source, special_tokens);
-        Ok(Self {})
+        let syntax = SyntaxConfig::builder().trim_blocks(true).lstrip_blocks(true).build();
+        let syntax = syntax.map_err(|error| TemplateError::Syntax(error.to_string()))?;
+        let mut env = Environment::new();
+        env.set_syntax(syntax);
+        env.set_auto_escape_callback(|_| AutoEscape::None);
+        env.set_fuel(Some(FUEL));
+        env.set_recursion_limit(MAX_RECURSION);
+        builtins::add_to(&mut env);
+        env.add_template_owned(NAME, without_generation_tags(source))
+            .map_err(|error| TemplateError::Syntax(error.to_string()))?;
+        Ok(Self {
+            env,
+            source: source.to_owned(),
+            format: ContentFormat::of_template(source),
+            special_tokens: special_tokens.clone(),
+        })
     }
 
     /// Renders a chat as the engine does. `now` is seconds since the Unix epoch in the engine's time zone.
     ///
     /// # Errors
-    /// When the template raises or a limit is passed.
+    /// When the engine would refuse the chat, the template raises or a limit is passed.
     pub fn render(&self, chat: &Chat, now: u64) -> Result<String, TemplateError> {
-        let _ = (chat, now);
-        Err(TemplateError("not built".to_owned()))
+        let variables = normalise::variables(chat, self.format, &self.source)?;
+        self.render_variables(variables, now)
+    }
+
+    /// Renders variables as they are, without the engine's normalisation: what transformers'
+    /// `apply_chat_template` does with them, `continue_final_message` included.
+    ///
+    /// # Errors
+    /// When the template raises or a limit is passed.
+    pub fn render_variables(
+        &self,
+        mut variables: Map<String, Json>,
+        now: u64,
+    ) -> Result<String, TemplateError> {
+        match variables.shift_remove("continue_final_message") {
+            Some(Json::Bool(true)) => {
+                let last = final_message::mark(&mut variables, &self.source)?;
+                final_message::cut_after(self.run(variables, now)?, &last)
+            }
+            _ => self.run(variables, now),
+        }
+    }
+
+    fn run(&self, variables: Map<String, Json>, now: u64) -> Result<String, TemplateError> {
+        let mut context: BTreeMap<String, Value> = BTreeMap::new();
+        for (name, text) in &self.special_tokens {
+            context.insert(name.clone(), Value::from(text.as_str()));
+        }
+        for (name, json) in variables {
+            context.insert(name, values::value(json)?);
+        }
+        context.insert(NOW.to_owned(), Value::from(now));
+        let template = self.env.get_template(NAME).map_err(failed)?;
+        let mut out = Bounded(Vec::new());
+        template.render_captured_to(Value::from_pairs(context), &mut out).map_err(failed)?;
+        String::from_utf8(out.0).map_err(|error| TemplateError::Failed(error.to_string()))
+    }
+}
+
+/// `{% generation %}` only marks the assistant's tokens for training; the block renders as it stands.
+fn without_generation_tags(source: &str) -> String {
+    let mut out = String::with_capacity(source.len());
+    let mut rest = source;
+    while let Some((before, from_tag)) = rest.split_once("{%") {
+        out.push_str(before);
+        out.push_str("{%");
+        rest = from_tag;
+        let Some((tag, after)) = rest.split_once("%}") else { break };
+        let replaced = match tag.trim_matches(['-', '+']).trim() {
+            "generation" => Some("if true"),
+            "endgeneration" => Some("endif"),
+            _ => None,
+        };
+        if let Some(replaced) = replaced {
+            out.push_str(if tag.starts_with('-') { "- " } else { " " });
+            out.push_str(replaced);
+            out.push_str(if tag.ends_with('-') { " -%}" } else { " %}" });
+            rest = after;
+        }
+    }
+    out.push_str(rest);
+    out
+}
+
+fn failed(error: Error) -> TemplateError {
+    let mut source: Option<&(dyn std::error::Error + 'static)> = Some(&error);
+    while let Some(current) = source {
+        if let Some(Raised(message)) = current.downcast_ref::<Raised>() {
+            return TemplateError::Raised(message.clone());
+        }
+        if let Some(inner) = current.downcast_ref::<Error>()
+            && (inner.kind() == ErrorKind::OutOfFuel || inner.kind() == ErrorKind::WriteFailure)
+        {
+            return TemplateError::Limit;
+        }
+        source = current.source();
+    }
+    TemplateError::Failed(error.to_string())
+}
+
+/// What has been rendered, up to [`MAX_OUTPUT_BYTES`].
+struct Bounded(Vec<u8>);
+
+impl io::Write for Bounded {
+    fn write(&mut self, bytes: &[u8]) -> io::Result<usize> {
+        if self.0.len().saturating_add(bytes.len()) > MAX_OUTPUT_BYTES {
+            return Err(io::Error::other("too much output"));
+        }
+        self.0.extend_from_slice(bytes);
+        Ok(bytes.len())
+    }
+
+    fn flush(&mut self) -> io::Result<()> {
+        Ok(())
     }
 }

@@ -1,0 +1,182 @@
+//! Bodies of `/v1/completions`.
+//!
+//! A batch is routed by its first prompt: the engine serves all of them on one replica, and they are mostly alike.
+
+use super::json::{Budget, Counted, Fields, read, skip};
+use super::{Input, Prompt, RequestError, Shared};
+use serde::de::{DeserializeSeed, Error, IgnoredAny, MapAccess, SeqAccess, Visitor};
+use std::fmt;
+
+const FIELDS: [&str; 6] =
+    ["best_of", "echo", "logprobs", "prompt_embeds", "suffix", "use_beam_search"];
+
+/// What is taken from a body.
+#[derive(Default)]
+struct Body {
+    fields: Shared,
+    prompt: Option<Given>,
+}
+
+impl Fields for Body {
+    fn take<'de, A: MapAccess<'de>>(
+        &mut self,
+        key: &str,
+        map: &mut A,
+        budget: &Budget,
+    ) -> Result<(), A::Error> {
+        if key == "prompt" {
+            self.prompt = map.next_value_seed(GivenSeed)?;
+            Ok(())
+        } else if FIELDS.contains(&key) || Shared::FIELDS.contains(&key) {
+            let value = map.next_value_seed(Counted(budget))?;
+            self.fields.0.insert(key.to_owned(), value);
+            Ok(())
+        } else {
+            skip(map)
+        }
+    }
+}
+
+pub(super) fn parse(body: &[u8]) -> Result<Prompt, RequestError> {
+    let mut read_body = Body::default();
+    read(body, &mut read_body)?;
+    let Body { fields, prompt } = read_body;
+    for name in ["prompt_embeds", "suffix"] {
+        if fields.field(name).is_some() {
+            return Err(RequestError::Unsupported(name));
+        }
+    }
+    let given = prompt.ok_or(RequestError::NoPrompt)?;
+    // The engine refuses an empty prompt, and an array of ids that are not text has no special tokens to add.
+    let input = match given.first {
+        First::Text(text) => {
+            let add_special_tokens = fields.switch("add_special_tokens", true)?;
+            Input::Text { text, add_special_tokens }
+        }
+        First::Tokens(ids) => Input::Tokens(ids),
+    };
+    Ok(Prompt {
+        model: fields.text("model")?,
+        input,
+        truncation: fields.truncation()?,
+        cache_salt: fields.cache_salt()?,
+        stream: fields.switch("stream", false)?,
+        usage_is_comparable: !given.is_batch && reads_cache_once(&fields)?,
+    })
+}
+
+/// Whether the engine looks its cache up exactly once for this body.
+fn reads_cache_once(fields: &Shared) -> Result<bool, RequestError> {
+    let echoes_logprobs = fields.switch("echo", false)? && fields.field("logprobs").is_some();
+    Ok(fields.is_single("n")
+        && fields.is_single("best_of")
+        && fields.field("prompt_logprobs").is_none()
+        && !echoes_logprobs
+        && !fields.switch("use_beam_search", false)?)
+}
+
+/// `prompt`: its first (mostly its only) prompt, and whether there are more.
+struct Given {
+    first: First,
+    is_batch: bool,
+}
+
+enum First {
+    Text(String),
+    Tokens(Vec<u32>),
+}
+
+/// Reads `prompt` straight into ids: a tree of JSON values would take eight times the memory.
+struct GivenSeed;
+
+impl<'de> DeserializeSeed<'de> for GivenSeed {
+    type Value = Option<Given>;
+
+    fn deserialize<D: serde::Deserializer<'de>>(self, json: D) -> Result<Self::Value, D::Error> {
+        json.deserialize_any(self)
+    }
+}
+
+impl<'de> Visitor<'de> for GivenSeed {
+    type Value = Option<Given>;
+
+    fn expecting(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.write_str("a text, token ids, or an array of either")
+    }
+
+    fn visit_unit<E>(self) -> Result<Self::Value, E> {
+        Ok(None)
+    }
+
+    fn visit_str<E>(self, text: &str) -> Result<Self::Value, E> {
+        Ok(Some(Given { first: First::Text(text.to_owned()), is_batch: false }))
+    }
+
+    fn visit_seq<A: SeqAccess<'de>>(self, mut seq: A) -> Result<Self::Value, A::Error> {
+        let (first, is_batch) = match seq.next_element_seed(ElementSeed)? {
+            None => return Ok(None),
+            Some(Element::Token(id)) => (First::Tokens(ids(id, &mut seq)?), false),
+            Some(Element::Text(text)) => (First::Text(text), skip_rest(&mut seq)?),
+            Some(Element::Tokens(ids)) => (First::Tokens(ids), skip_rest(&mut seq)?),
+        };
+        Ok(Some(Given { first, is_batch }))
+    }
+}
+
+/// The rest of an array of ids.
+fn ids<'de, A: SeqAccess<'de>>(first: u32, seq: &mut A) -> Result<Vec<u32>, A::Error> {
+    let mut ids = vec![first];
+    while let Some(id) = seq.next_element::<u32>()? {
+        ids.push(id);
+    }
+    Ok(ids)
+}
+
+/// Whether anything followed.
+fn skip_rest<'de, A: SeqAccess<'de>>(seq: &mut A) -> Result<bool, A::Error> {
+    let mut skipped = false;
+    while seq.next_element::<IgnoredAny>()?.is_some() {
+        skipped = true;
+    }
+    Ok(skipped)
+}
+
+/// The first element of an array, which says what the array is.
+enum Element {
+    Token(u32),
+    Text(String),
+    Tokens(Vec<u32>),
+}
+
+struct ElementSeed;
+
+impl<'de> DeserializeSeed<'de> for ElementSeed {
+    type Value = Element;
+
+    fn deserialize<D: serde::Deserializer<'de>>(self, json: D) -> Result<Element, D::Error> {
+        json.deserialize_any(self)
+    }
+}
+
+impl<'de> Visitor<'de> for ElementSeed {
+    type Value = Element;
+
+    fn expecting(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.write_str("a text, a token id, or an array of ids")
+    }
+
+    fn visit_str<E>(self, text: &str) -> Result<Element, E> {
+        Ok(Element::Text(text.to_owned()))
+    }
+
+    fn visit_u64<E: Error>(self, id: u64) -> Result<Element, E> {
+        u32::try_from(id).map(Element::Token).map_err(E::custom)
+    }
+
+    fn visit_seq<A: SeqAccess<'de>>(self, mut seq: A) -> Result<Element, A::Error> {
+        match seq.next_element::<u32>()? {
+            None => Ok(Element::Tokens(Vec::new())),
+            Some(first) => ids(first, &mut seq).map(Element::Tokens),
+        }
+    }
+}

@@ -1,0 +1,196 @@
+//! JSON, read within a budget.
+//!
+//! A body is a client's. Reading all of it into a tree can cost thirty times its size (`[1,1,1,...`), so only
+//! the fields that matter become values, the rest is skipped without being stored, and the values that are
+//! stored are counted. It does not judge what the fields hold.
+
+use super::RequestError;
+use serde::Deserializer as _;
+use serde::de::{DeserializeSeed, Error, IgnoredAny, MapAccess, SeqAccess, Visitor};
+use serde_json::{Map, Number, Value};
+use std::cell::Cell;
+use std::fmt;
+
+/// How many JSON values one body may make us store. A value takes up to 72 bytes beside its text, so this is
+/// some 14 MB; a long agent session with a hundred tools has under 20,000. Half would still pass those; double
+/// would let one body take a fifth of a small VM.
+const MAX_VALUES: usize = 200_000;
+
+/// Counts down the values that may still be stored.
+pub(super) struct Budget {
+    left: Cell<usize>,
+}
+
+impl Budget {
+    fn spend<E: Error>(&self) -> Result<(), E> {
+        match self.left.get().checked_sub(1) {
+            Some(left) => {
+                self.left.set(left);
+                Ok(())
+            }
+            None => Err(E::custom("too many values")),
+        }
+    }
+
+    fn is_spent(&self) -> bool {
+        self.left.get() == 0
+    }
+}
+
+/// What one API takes from a body's top level.
+pub(super) trait Fields {
+    /// Reads the value of `key` from `map`, or skips it.
+    fn take<'de, A: MapAccess<'de>>(
+        &mut self,
+        key: &str,
+        map: &mut A,
+        budget: &Budget,
+    ) -> Result<(), A::Error>;
+}
+
+/// Reads the top level of `body` into `fields`.
+pub(super) fn read<F: Fields>(body: &[u8], fields: &mut F) -> Result<(), RequestError> {
+    // Python's `json.loads` drops a UTF-8 byte order mark from bytes, and so does the engine.
+    let body = body.strip_prefix(b"\xef\xbb\xbf").unwrap_or(body);
+    let budget = Budget { left: Cell::new(MAX_VALUES) };
+    let entered = Cell::new(false);
+    let mut json = serde_json::Deserializer::from_slice(body);
+    let result = json
+        .deserialize_any(TopLevel { fields, budget: &budget, entered: &entered })
+        .and_then(|()| json.end());
+    result.map_err(|error| match error.classify() {
+        _ if budget.is_spent() => RequestError::TooManyValues,
+        serde_json::error::Category::Data if !entered.get() => RequestError::NotAnObject,
+        serde_json::error::Category::Data => RequestError::NoPrompt,
+        _ => RequestError::Json,
+    })
+}
+
+struct TopLevel<'a, F> {
+    fields: &'a mut F,
+    budget: &'a Budget,
+    entered: &'a Cell<bool>,
+}
+
+impl<'de, F: Fields> Visitor<'de> for TopLevel<'_, F> {
+    type Value = ();
+
+    fn expecting(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.write_str("an object")
+    }
+
+    fn visit_map<A: MapAccess<'de>>(self, mut map: A) -> Result<(), A::Error> {
+        self.entered.set(true);
+        while let Some(key) = map.next_key::<String>()? {
+            self.fields.take(&key, &mut map, self.budget)?;
+        }
+        Ok(())
+    }
+}
+
+/// Skips the value of a field that nobody asked for.
+pub(super) fn skip<'de, A: MapAccess<'de>>(map: &mut A) -> Result<(), A::Error> {
+    map.next_value::<IgnoredAny>().map(|_| ())
+}
+
+/// Reads a [`Value`], counting.
+pub(super) struct Counted<'a>(pub(super) &'a Budget);
+
+impl<'de> DeserializeSeed<'de> for Counted<'_> {
+    type Value = Value;
+
+    fn deserialize<D: serde::Deserializer<'de>>(self, json: D) -> Result<Value, D::Error> {
+        self.0.spend()?;
+        json.deserialize_any(self)
+    }
+}
+
+impl<'de> Visitor<'de> for Counted<'_> {
+    type Value = Value;
+
+    fn expecting(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.write_str("a JSON value")
+    }
+
+    fn visit_bool<E>(self, value: bool) -> Result<Value, E> {
+        Ok(Value::Bool(value))
+    }
+
+    fn visit_i64<E>(self, value: i64) -> Result<Value, E> {
+        Ok(Value::Number(value.into()))
+    }
+
+    fn visit_u64<E>(self, value: u64) -> Result<Value, E> {
+        Ok(Value::Number(value.into()))
+    }
+
+    fn visit_f64<E>(self, value: f64) -> Result<Value, E> {
+        Ok(Number::from_f64(value).map_or(Value::Null, Value::Number))
+    }
+
+    fn visit_str<E>(self, value: &str) -> Result<Value, E> {
+        Ok(Value::String(value.to_owned()))
+    }
+
+    fn visit_string<E>(self, value: String) -> Result<Value, E> {
+        Ok(Value::String(value))
+    }
+
+    fn visit_unit<E>(self) -> Result<Value, E> {
+        Ok(Value::Null)
+    }
+
+    fn visit_seq<A: SeqAccess<'de>>(self, mut seq: A) -> Result<Value, A::Error> {
+        let mut items = Vec::new();
+        while let Some(item) = seq.next_element_seed(Counted(self.0))? {
+            items.push(item);
+        }
+        Ok(Value::Array(items))
+    }
+
+    fn visit_map<A: MapAccess<'de>>(self, mut map: A) -> Result<Value, A::Error> {
+        // A repeated key keeps its first place and its last value, as in a Python dict.
+        let mut fields = Map::new();
+        while let Some(key) = map.next_key::<String>()? {
+            let value = map.next_value_seed(Counted(self.0))?;
+            fields.insert(key, value);
+        }
+        Ok(Value::Object(fields))
+    }
+}
+
+/// A JSON text inside a body, as Python's reader would take it.
+#[derive(Debug)]
+pub(crate) enum JsonText {
+    /// Both readers agree.
+    Value(Value),
+    /// Neither can read it.
+    Invalid,
+    /// Only Python's reader can: `NaN`, half a surrogate pair, a number or a nesting beyond our own limits.
+    OnlyPython,
+}
+
+/// Reads a JSON text, within the same budget as a body.
+pub(crate) fn json_text(text: &str) -> JsonText {
+    let budget = Budget { left: Cell::new(MAX_VALUES) };
+    let mut json = serde_json::Deserializer::from_str(text);
+    let result = Counted(&budget).deserialize(&mut json).and_then(|value| {
+        json.end()?;
+        Ok(value)
+    });
+    match result {
+        Ok(value) => JsonText::Value(value),
+        Err(_) if may_be_python(text) || budget.is_spent() => JsonText::OnlyPython,
+        Err(error) => {
+            // The reader does not tell its limits from syntax errors but by these words.
+            let error = error.to_string();
+            let is_limit =
+                ["recursion limit", "out of range"].iter().any(|words| error.contains(words));
+            if is_limit { JsonText::OnlyPython } else { JsonText::Invalid }
+        }
+    }
+}
+
+fn may_be_python(text: &str) -> bool {
+    ["NaN", "Infinity", "\\ud", "\\uD"].iter().any(|word| text.contains(word))
+}
