@@ -12,7 +12,8 @@ pub struct Control {
     pub slow: Duration,
     /// Never answer prompts; `/health` stays good, as in a paused engine.
     pub hang: bool,
-    /// Refuse connections and cut open ones. Over HTTP it can only be set for a time.
+    /// Refuse connections and cut open ones. Over HTTP, `refuse_ms` ends by itself; a replica told
+    /// to `refuse` there cannot be told to stop.
     pub refuse: bool,
     /// Cut a stream's connection after this many tokens.
     pub cut_after: Option<usize>,
@@ -53,7 +54,7 @@ pub enum MetricsMode {
 
 impl Control {
     /// Changes what `wish`, an object, names; `{"reset": true}` takes everything back first. Other
-    /// keys: `fail: {status, count?}`, `slow_ms`, `hang`, `refuse`, `cut_after`, `early_role`,
+    /// keys: `fail: {status, count?}`, `slow_ms`, `hang`, `refuse`, `refuse_ms` (which the server times), `cut_after`, `early_role`,
     /// `health`, `metrics`; null takes one back.
     ///
     /// # Errors

@@ -253,8 +253,7 @@ fn text_tokens(
 fn chat(replica: &Replica, body: &Map<String, Value>, bytes: &[u8]) -> Result<Vec<u32>, ApiError> {
     let refuse = |error: String| ApiError::bad_request("messages", error);
     if let Some(model) = &replica.config.model {
-        let prompt =
-            request::parse(Api::Chat, bytes).map_err(|error| refuse(error.to_string()))?;
+        let prompt = request::parse(Api::Chat, bytes).map_err(|error| refuse(error.to_string()))?;
         let now = unix_time() as u64;
         return model.token_ids(&prompt, now).map_err(|error| refuse(format!("{error:?}")));
     }

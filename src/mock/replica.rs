@@ -1,9 +1,10 @@
 //! One mock replica: its configuration, and what its parts share while it runs.
 
+use super::chance::Chance;
 use super::control::Control;
 use super::digest::Lora;
 use super::driver::Command;
-use super::engine::EngineConfig;
+use super::engine::{EngineConfig, RequestId};
 use super::exposition::{Identity, MetricNames, Published};
 use super::speech::Speech;
 use crate::model::Model;
@@ -169,6 +170,14 @@ impl Replica {
     /// Requests in the HTTP layer: what an engine that tracks it says in `/load`.
     pub fn in_flight(&self) -> usize {
         self.in_flight.load(Ordering::Relaxed)
+    }
+
+    /// Sixteen hex digits that no answer of another replica has, but by chance.
+    pub(super) fn answer_name(&self, id: Option<&RequestId>) -> String {
+        let start = Chance::new(self.identity.started.to_bits()).draw();
+        let place = self.config.name.bytes().map(u32::from).collect::<Vec<u32>>();
+        let number = id.map_or(0, |id| id.0);
+        format!("{:016x}", Chance::of_tokens(start.wrapping_add(number), &place).draw())
     }
 
     pub(super) fn remember(&self, mut seen: Seen) {

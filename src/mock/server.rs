@@ -28,6 +28,9 @@ const BODY_LIMIT: usize = 64 << 20;
 /// How late `/metrics` is in its slow mode: later than any poller waits.
 const SLOW_METRICS: Duration = Duration::from_secs(10);
 
+/// How often a hanging prompt looks whether it may go on.
+const HANG_POLL: Duration = Duration::from_millis(20);
+
 /// Bytes in front of the truth in the huge mode: more than a poller should read.
 const HUGE_METRICS: usize = 8 << 20;
 
@@ -116,8 +119,8 @@ async fn misbehave(replica: &Replica) -> Result<(), ApiError> {
     if let Some(status) = failure {
         return Err(ApiError::internal(status, "failed on demand"));
     }
-    if control.hang {
-        std::future::pending::<()>().await;
+    while replica.control().hang {
+        sleep(HANG_POLL).await;
     }
     if !control.slow.is_zero() {
         sleep(control.slow).await;
@@ -148,9 +151,8 @@ fn submit(replica: Arc<Replica>, wish: Wish, headers: &HeaderMap, arrived: Insta
     }
     let prefix = if wish.api == Api::Chat { "chatcmpl" } else { "cmpl" };
     let given = headers.get("x-request-id").and_then(|value| value.to_str().ok());
-    let number = ids.first().map_or(0, |id| id.0);
-    let name =
-        given.map_or_else(|| format!("{prefix}-{number:016x}"), |id| format!("{prefix}-{id}"));
+    let name = given.map_or_else(|| replica.answer_name(ids.first()), str::to_owned);
+    let name = format!("{prefix}-{name}");
     Ticket::new(replica, wish, name, ids, events)
 }
 

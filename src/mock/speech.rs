@@ -22,7 +22,7 @@ impl Speech {
     /// Plain English words, as far as each is one token of this model.
     ///
     /// # Errors
-    /// When fewer than 16 words are left, which no real tokenizer leads to.
+    /// When fewer than 16 words are left, or the tokenizer merges across them.
     pub fn of_model(model: &Model) -> Result<Self, String> {
         let mut speech = Self {
             texts: HashMap::new(),
@@ -38,6 +38,7 @@ impl Speech {
                 "only {least} of the mock's words are single tokens of this model"
             ));
         }
+        speech.check_together(model)?;
         Ok(speech)
     }
 
@@ -49,6 +50,18 @@ impl Speech {
     /// The text of an output token.
     pub fn text(&self, token: u32) -> String {
         self.texts.get(&token).cloned().unwrap_or_else(|| format!(" w{token}"))
+    }
+
+    /// Some tokenizers merge across words; then an answer would not come back as its own tokens.
+    fn check_together(&self, model: &Model) -> Result<(), String> {
+        let rest = self.vocabulary.rest.iter().rev().chain(self.vocabulary.rest.iter());
+        let ids: Vec<u32> = self.vocabulary.first.iter().take(1).chain(rest).copied().collect();
+        let text: String = ids.iter().map(|id| self.text(*id)).collect();
+        if encode(model, &text, false)? == ids {
+            Ok(())
+        } else {
+            Err("this model's tokenizer does not keep the mock's words apart".to_owned())
+        }
     }
 
     fn single_tokens(&mut self, model: &Model, words: impl Iterator<Item = String>) -> Vec<u32> {

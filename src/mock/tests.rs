@@ -411,6 +411,13 @@ async fn a_hanging_replica_stays_healthy() {
     rig.handle.replica.set_control(|control| control.hang = true);
     let hung = timeout(Duration::from_millis(200), rig.complete(&[1], &json!({}))).await;
     assert!(hung.is_err());
+    let nothing = json!({});
+    let (hung, ()) = tokio::join!(rig.complete(&[1], &nothing), async {
+        rig.until("arrived", |replica| replica.seen().len() == 2).await;
+        rig.handle.replica.set_control(|control| control.hang = false);
+    });
+    assert_eq!(hung.0, 200);
+    rig.handle.replica.set_control(|control| control.hang = true);
     assert_eq!(rig.text("GET", "/health", "").await, (200, String::new()));
     rig.handle.replica.set_control(|control| control.health = Some(503));
     assert_eq!(rig.text("GET", "/health", "").await.0, 503);
