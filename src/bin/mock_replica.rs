@@ -1,2 +1,195 @@
-//! Not built.
-fn main() {}
+//! Mock replicas for demos and tests: an OpenAI-compatible server with a KV cache worth routing to.
+
+use clap::{Parser, ValueEnum};
+use std::process::ExitCode;
+use std::sync::Arc;
+use std::time::Duration;
+use tokio::net::TcpListener;
+use warmpath::mock::digest::Lora;
+use warmpath::mock::engine::EngineConfig;
+use warmpath::mock::exposition::MetricNames;
+use warmpath::mock::{ReplicaConfig, Skew, serve};
+use warmpath::model::Model;
+
+/// An OpenAI-compatible server that behaves like vLLM where routing can tell, and computes nothing.
+#[derive(Parser)]
+#[command(name = "warmpath-mock-replica")]
+struct Arguments {
+    /// Where to listen, as ADDRESS or NAME@ADDRESS; each gives one more independent replica.
+    #[arg(long = "listen", value_name = "[NAME@]ADDRESS", required = true)]
+    listen: Vec<String>,
+    /// A served name, and once the prepared file of the model behind all of them.
+    #[arg(long = "model", value_name = "NAME[=FILE]", default_value = "mock")]
+    models: Vec<String>,
+    /// A LoRA adapter's name and path.
+    #[arg(long = "lora", value_name = "NAME=PATH")]
+    loras: Vec<String>,
+    /// Tokens per KV block.
+    #[arg(long, default_value_t = 16)]
+    block_size: u32,
+    /// KV blocks of each replica.
+    #[arg(long, default_value_t = 4096)]
+    capacity_blocks: u32,
+    /// Prompt tokens per second, attention apart.
+    #[arg(long, default_value_t = 10_000.0)]
+    prefill_rate: f64,
+    /// Pairs of tokens per second that attention adds to a prefill; 0 adds nothing.
+    #[arg(long, default_value_t = 200_000_000.0)]
+    attention_rate: f64,
+    /// Milliseconds of a step that does nothing else.
+    #[arg(long, default_value_t = 8.0)]
+    step_ms: f64,
+    /// Milliseconds that each decoding sequence adds to a step.
+    #[arg(long, default_value_t = 0.3)]
+    decode_ms: f64,
+    /// Tokens that one step may compute.
+    #[arg(long, default_value_t = 2048)]
+    max_num_batched_tokens: u32,
+    /// Requests that may run at once.
+    #[arg(long, default_value_t = 64)]
+    max_num_seqs: u32,
+    /// Tokens of a prompt and its answer; never more than fit into the cache.
+    #[arg(long, default_value_t = 32_768)]
+    max_model_len: u32,
+    /// Length of an answer to a chat that sets none.
+    #[arg(long, default_value_t = 64)]
+    default_max_tokens: u32,
+    /// Tokenize differently from the model: one more token in front, or the same number of others.
+    #[arg(long, value_enum, num_args = 0..=1, default_missing_value = "extra")]
+    skew: Option<SkewArgument>,
+    /// Use SGLang's names in /metrics.
+    #[arg(long)]
+    sglang_metrics: bool,
+    /// Seed of the answers.
+    #[arg(long, default_value_t = 0)]
+    seed: u64,
+    /// Threads; one is enough for some thousand tokens a second.
+    #[arg(long, default_value_t = 1)]
+    threads: u16,
+}
+
+#[derive(Clone, Copy, ValueEnum)]
+enum SkewArgument {
+    Extra,
+    Ids,
+}
+
+fn main() -> ExitCode {
+    let arguments = Arguments::parse();
+    let runtime = if arguments.threads <= 1 {
+        tokio::runtime::Builder::new_current_thread().enable_all().build()
+    } else {
+        tokio::runtime::Builder::new_multi_thread()
+            .worker_threads(arguments.threads.into())
+            .enable_all()
+            .build()
+    };
+    let result = runtime
+        .map_err(|error| error.to_string())
+        .and_then(|runtime| runtime.block_on(run(&arguments)));
+    match result {
+        Ok(()) => ExitCode::SUCCESS,
+        Err(error) => {
+            eprintln!("warmpath-mock-replica: {error}");
+            ExitCode::FAILURE
+        }
+    }
+}
+
+async fn run(arguments: &Arguments) -> Result<(), String> {
+    let base = config(arguments)?;
+    let mut handles = Vec::new();
+    for (at, listen) in arguments.listen.iter().enumerate() {
+        let (name, address) = match listen.split_once('@') {
+            Some((name, address)) => (name.to_owned(), address),
+            None => (format!("replica-{}", at + 1), listen.as_str()),
+        };
+        let describe = |error: std::io::Error| format!("{listen}: {error}");
+        let listener = TcpListener::bind(address).await.map_err(describe)?;
+        let handle = serve(ReplicaConfig { name, ..base.clone() }, listener).map_err(describe)?;
+        println!("{} listens on {}", handle.replica.name(), handle.address);
+        handles.push(handle);
+    }
+    stop_signal().await;
+    Ok(())
+}
+
+/// Ctrl-C, or what a script's `kill` sends.
+async fn stop_signal() {
+    #[cfg(unix)]
+    {
+        use tokio::signal::unix::{SignalKind, signal};
+        if let Ok(mut terminate) = signal(SignalKind::terminate()) {
+            tokio::select! {
+                _ = terminate.recv() => return,
+                _ = tokio::signal::ctrl_c() => return,
+            }
+        }
+    }
+    let _ = tokio::signal::ctrl_c().await;
+}
+
+fn config(arguments: &Arguments) -> Result<ReplicaConfig, String> {
+    let (served_names, model) = models(&arguments.models)?;
+    let loras: Result<Vec<Lora>, String> =
+        arguments.loras.iter().map(|lora| adapter(lora)).collect();
+    let milliseconds =
+        |ms: f64| Duration::try_from_secs_f64(ms / 1000.0).map_err(|e| format!("{ms} ms: {e}"));
+    if arguments.block_size == 0 || arguments.capacity_blocks == 0 {
+        return Err("block size and capacity must be above 0".to_owned());
+    }
+    let engine = EngineConfig {
+        block_size: arguments.block_size as usize,
+        capacity_blocks: arguments.capacity_blocks,
+        max_num_batched_tokens: arguments.max_num_batched_tokens as usize,
+        max_num_seqs: arguments.max_num_seqs as usize,
+        step_base: milliseconds(arguments.step_ms)?,
+        prefill_rate: arguments.prefill_rate,
+        attention_rate: arguments.attention_rate,
+        decode_per_sequence: milliseconds(arguments.decode_ms)?,
+        seed: arguments.seed,
+        ..EngineConfig::default()
+    };
+    Ok(ReplicaConfig {
+        engine,
+        served_names,
+        model,
+        loras: loras?,
+        skew: arguments.skew.map(|skew| match skew {
+            SkewArgument::Extra => Skew::Extra,
+            SkewArgument::Ids => Skew::Ids,
+        }),
+        metric_names: if arguments.sglang_metrics {
+            MetricNames::Sglang
+        } else {
+            MetricNames::Vllm
+        },
+        max_model_len: arguments.max_model_len as usize,
+        default_max_tokens: arguments.default_max_tokens as usize,
+        ..ReplicaConfig::default()
+    })
+}
+
+fn models(arguments: &[String]) -> Result<(Vec<String>, Option<Arc<Model>>), String> {
+    let (mut names, mut model) = (Vec::new(), None);
+    for argument in arguments {
+        let Some((name, file)) = argument.split_once('=') else {
+            names.push(argument.clone());
+            continue;
+        };
+        if model.is_some() {
+            return Err(format!("{argument}: a replica has one model; other names take no file"));
+        }
+        let bytes = std::fs::read(file).map_err(|error| format!("{file}: {error}"))?;
+        let loaded = Model::load(bytes).map_err(|error| format!("{file}: {}", error.0))?;
+        model = Some(Arc::new(loaded));
+        names.push(name.to_owned());
+    }
+    Ok((names, model))
+}
+
+fn adapter(argument: &str) -> Result<Lora, String> {
+    let (name, path) =
+        argument.split_once('=').ok_or_else(|| format!("{argument}: expected NAME=PATH"))?;
+    Ok(Lora { name: name.to_owned(), path: path.to_owned() })
+}

@@ -1,1 +1,131 @@
-//! Mock replica.
+//! Mock replicas: an OpenAI-compatible server that behaves like vLLM where routing can tell.
+//!
+//! The engine underneath ([`engine`]) is pure and runs in virtual time; [`serve`] paces it against
+//! the real clock behind vLLM's HTTP interface. Its blocks are keyed by vLLM's own digests
+//! ([`digest`]), so it cannot confirm a mistake of the filter's.
+//!
+//! It computes nothing: answers are random words. It never stops before `max_tokens`, publishes no
+//! KV events, and knows one model per replica.
+
+pub mod answer;
+pub mod cache;
+pub mod chance;
+pub mod control;
+pub mod digest;
+pub mod driver;
+pub mod engine;
+pub mod exposition;
+pub mod prompt;
+pub mod replica;
+pub mod server;
+pub mod speech;
+
+pub use replica::{Replica, ReplicaConfig, Skew};
+
+use engine::Engine;
+use hyper::server::conn::http1;
+use hyper_util::rt::TokioIo;
+use hyper_util::service::TowerToHyperService;
+use speech::Speech;
+use std::io;
+use std::net::SocketAddr;
+use std::sync::Arc;
+use std::time::Duration;
+use tokio::net::{TcpListener, TcpStream};
+use tokio::sync::{mpsc, watch};
+use tokio::task::{JoinHandle, JoinSet};
+use tokio::time::sleep;
+
+/// A running replica. Dropping it cuts its connections and ends it.
+pub struct Handle {
+    /// Where it listens.
+    pub address: SocketAddr,
+    /// Counters, faults and the requests it has seen.
+    pub replica: Arc<Replica>,
+    tasks: [JoinHandle<()>; 2],
+}
+
+impl Drop for Handle {
+    fn drop(&mut self) {
+        self.tasks.iter().for_each(JoinHandle::abort);
+    }
+}
+
+/// Starts a replica on a listener, within the current Tokio runtime.
+///
+/// # Errors
+/// When the listener has no address, or the model no usable words.
+pub fn serve(mut config: ReplicaConfig, listener: TcpListener) -> io::Result<Handle> {
+    let address = listener.local_addr()?;
+    let speech = match &config.model {
+        Some(model) => Speech::of_model(model).map_err(io::Error::other)?,
+        None => Speech::numbered(),
+    };
+    config.engine.vocabulary = speech.vocabulary.clone();
+    let engine = Engine::new(config.engine.clone());
+    let (commands, received) = mpsc::unbounded_channel();
+    let replica = Arc::new(Replica::new(config, Arc::new(speech), commands));
+    let tasks = [
+        tokio::spawn(driver::drive(engine, received, Arc::clone(&replica))),
+        tokio::spawn(accept(listener, address, Arc::clone(&replica))),
+    ];
+    Ok(Handle { address, replica, tasks })
+}
+
+/// Accepts connections, except while told to refuse: then the port is closed and all are cut.
+async fn accept(listener: TcpListener, address: SocketAddr, replica: Arc<Replica>) {
+    let router = server::router(Arc::clone(&replica));
+    let mut refuse = replica.refuse.subscribe();
+    let mut listener = Some(listener);
+    let mut connections = JoinSet::new();
+    loop {
+        if *refuse.borrow_and_update() {
+            listener = None;
+            connections.shutdown().await;
+            if refuse.wait_for(|refuse| !refuse).await.is_err() {
+                return;
+            }
+        }
+        let open = match listener.take() {
+            Some(open) => open,
+            None => match TcpListener::bind(address).await {
+                Ok(open) => open,
+                Err(_) => {
+                    sleep(Duration::from_millis(20)).await;
+                    continue;
+                }
+            },
+        };
+        if let Some(stream) = next_connection(&open, &mut refuse).await {
+            let service = TowerToHyperService::new(router.clone());
+            connections.spawn(async move {
+                let _ = stream.set_nodelay(true);
+                let connection =
+                    http1::Builder::new().serve_connection(TokioIo::new(stream), service);
+                let _ = connection.await;
+            });
+        }
+        listener = Some(open);
+        while connections.try_join_next().is_some() {}
+    }
+}
+
+async fn next_connection(
+    listener: &TcpListener,
+    refuse: &mut watch::Receiver<bool>,
+) -> Option<TcpStream> {
+    tokio::select! {
+        accepted = listener.accept() => match accepted {
+            Ok((stream, _)) => Some(stream),
+            Err(_) => {
+                // Most likely out of file descriptors; they come back as connections end.
+                sleep(Duration::from_millis(20)).await;
+                None
+            }
+        },
+        _ = refuse.changed() => None,
+    }
+}
+
+#[cfg(test)]
+mod tests;

@@ -1,0 +1,368 @@
+//! The engine's KV block pool: who holds which block, what is cached, what is evicted next.
+//!
+//! As in vLLM: a full block gets its digest and can be hit at once; a block that nobody holds
+//! keeps its contents and waits in a queue, oldest first, until the room is needed; a sequence
+//! gives its blocks back tail first, so that tails are evicted before heads. The same digest may
+//! be stored in several blocks.
+//!
+//! It knows nothing of requests, steps or time.
+
+use super::digest::Digest;
+use std::collections::{BTreeMap, HashMap};
+
+/// A physical block.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Hash, PartialOrd, Ord)]
+pub struct BlockId(u32);
+
+/// The pool.
+#[derive(Debug, Clone)]
+pub struct BlockCache {
+    slots: Vec<Slot>,
+    /// Blocks that nobody holds, by the stamp of their release: the first is taken next.
+    idle: BTreeMap<u64, BlockId>,
+    stored: HashMap<Digest, Vec<BlockId>>,
+    cached: usize,
+    next_stamp: u64,
+    evicted: u64,
+}
+
+#[derive(Debug, Clone, Default)]
+struct Slot {
+    digest: Option<Digest>,
+    holders: u32,
+    stamp: u64,
+}
+
+impl BlockCache {
+    /// A pool of `capacity` empty blocks.
+    pub fn new(capacity: u32) -> Self {
+        let mut cache = Self {
+            slots: vec![Slot::default(); capacity as usize],
+            idle: BTreeMap::new(),
+            stored: HashMap::new(),
+            cached: 0,
+            next_stamp: 0,
+            evicted: 0,
+        };
+        for id in 0..capacity {
+            cache.put_idle(BlockId(id));
+        }
+        cache
+    }
+
+    /// Blocks in all.
+    pub fn capacity(&self) -> usize {
+        self.slots.len()
+    }
+
+    /// Blocks that somebody holds.
+    pub fn held(&self) -> usize {
+        self.slots.len() - self.idle.len()
+    }
+
+    /// Blocks that can be taken, cached contents or not.
+    pub fn idle(&self) -> usize {
+        self.idle.len()
+    }
+
+    /// Blocks whose contents can be hit, held or not.
+    pub fn cached(&self) -> usize {
+        self.cached
+    }
+
+    /// Cached blocks given up for room so far.
+    pub fn evicted(&self) -> u64 {
+        self.evicted
+    }
+
+    /// The longest run of `digests`, from the first, that is cached. Changes nothing.
+    pub fn find(&self, digests: &[Digest]) -> Vec<BlockId> {
+        digests.iter().map_while(|digest| self.stored.get(digest)?.first().copied()).collect()
+    }
+
+    /// How many of `blocks` nobody holds: claiming them shrinks [`Self::idle`] by as many.
+    pub fn idle_among(&self, blocks: &[BlockId]) -> usize {
+        blocks.iter().filter(|id| self.slot(**id).is_some_and(|slot| slot.holders == 0)).count()
+    }
+
+    /// Holds blocks that were found.
+    pub fn claim(&mut self, blocks: &[BlockId]) {
+        for id in blocks {
+            let Some(slot) = self.slots.get_mut(id.0 as usize) else { continue };
+            if slot.holders == 0 {
+                self.idle.remove(&slot.stamp);
+            }
+            slot.holders += 1;
+        }
+    }
+
+    /// Takes `count` blocks, evicting what they cached, or none when there are too few.
+    pub fn take(&mut self, count: usize) -> Option<Vec<BlockId>> {
+        if count > self.idle.len() {
+            return None;
+        }
+        let mut taken = Vec::with_capacity(count);
+        for _ in 0..count {
+            let (_, id) = self.idle.pop_first()?;
+            if self.forget(id) {
+                self.evicted += 1;
+            }
+            if let Some(slot) = self.slots.get_mut(id.0 as usize) {
+                slot.holders = 1;
+            }
+            taken.push(id);
+        }
+        Some(taken)
+    }
+
+    /// Makes a held block's contents known under `digest`.
+    pub fn store(&mut self, id: BlockId, digest: Digest) {
+        let Some(slot) = self.slots.get_mut(id.0 as usize) else { return };
+        if slot.digest.is_none() {
+            slot.digest = Some(digest);
+            self.cached += 1;
+            self.stored.entry(digest).or_default().push(id);
+        }
+    }
+
+    /// Gives back a sequence's blocks, in the order of its tokens.
+    pub fn release(&mut self, blocks: &[BlockId]) {
+        for id in blocks.iter().rev() {
+            let Some(slot) = self.slots.get_mut(id.0 as usize) else { continue };
+            slot.holders = slot.holders.saturating_sub(1);
+            if slot.holders == 0 {
+                self.put_idle(*id);
+            }
+        }
+    }
+
+    /// Forgets all contents; refused while a block is held.
+    pub fn clear(&mut self) -> bool {
+        if self.held() > 0 {
+            return false;
+        }
+        self.stored.clear();
+        self.cached = 0;
+        self.slots.iter_mut().for_each(|slot| slot.digest = None);
+        true
+    }
+
+    fn slot(&self, id: BlockId) -> Option<&Slot> {
+        self.slots.get(id.0 as usize)
+    }
+
+    fn put_idle(&mut self, id: BlockId) {
+        let stamp = self.next_stamp;
+        self.next_stamp += 1;
+        if let Some(slot) = self.slots.get_mut(id.0 as usize) {
+            slot.stamp = stamp;
+            self.idle.insert(stamp, id);
+        }
+    }
+
+    fn forget(&mut self, id: BlockId) -> bool {
+        let Some(digest) = self.slots.get_mut(id.0 as usize).and_then(|slot| slot.digest.take())
+        else {
+            return false;
+        };
+        self.cached -= 1;
+        if let Some(copies) = self.stored.get_mut(&digest) {
+            copies.retain(|copy| *copy != id);
+            if copies.is_empty() {
+                self.stored.remove(&digest);
+            }
+        }
+        true
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::super::chance::Chance;
+    use super::*;
+
+    fn digest(n: u64) -> Digest {
+        let mut bytes = [0; 32];
+        bytes[..8].copy_from_slice(&n.to_le_bytes());
+        Digest(bytes)
+    }
+
+    fn fill(cache: &mut BlockCache, digests: std::ops::Range<u64>) -> Vec<BlockId> {
+        let blocks = cache.take(digests.clone().count()).unwrap();
+        for (id, n) in blocks.iter().zip(digests) {
+            cache.store(*id, digest(n));
+        }
+        blocks
+    }
+
+    #[test]
+    fn tails_are_evicted_before_heads_and_older_sequences_first() {
+        let mut cache = BlockCache::new(6);
+        let first = fill(&mut cache, 0..3);
+        let second = fill(&mut cache, 10..13);
+        cache.release(&first);
+        cache.release(&second);
+        let taken = cache.take(2).unwrap();
+        assert_eq!(cache.find(&[digest(0), digest(1), digest(2)]), first[..1]);
+        assert_eq!(cache.find(&[digest(10), digest(11), digest(12)]), second);
+        cache.release(&taken);
+    }
+
+    #[test]
+    fn a_hit_saves_a_block_from_eviction() {
+        let mut cache = BlockCache::new(3);
+        let old = fill(&mut cache, 0..1);
+        cache.release(&old);
+        let other = fill(&mut cache, 1..3);
+        cache.release(&other);
+        cache.claim(&old);
+        cache.release(&old);
+        cache.take(2).unwrap();
+        assert_eq!(cache.find(&[digest(0)]), old);
+    }
+
+    #[test]
+    fn held_blocks_are_never_taken() {
+        let mut cache = BlockCache::new(4);
+        let held = fill(&mut cache, 0..3);
+        assert_eq!(cache.take(2), None);
+        assert_eq!(cache.take(1).map(|blocks| blocks.len()), Some(1));
+        assert_eq!(cache.find(&[digest(0), digest(1), digest(2)]), held);
+    }
+
+    #[test]
+    fn the_second_copy_of_a_digest_survives_the_first() {
+        let mut cache = BlockCache::new(3);
+        let first = fill(&mut cache, 7..8);
+        let second = fill(&mut cache, 7..8);
+        cache.release(&first);
+        assert_eq!(cache.find(&[digest(7)]), first);
+        cache.take(2).unwrap();
+        assert_eq!(cache.find(&[digest(7)]), second);
+    }
+
+    #[test]
+    fn clearing_waits_for_running_sequences() {
+        let mut cache = BlockCache::new(2);
+        let held = fill(&mut cache, 0..1);
+        assert!(!cache.clear());
+        cache.release(&held);
+        assert!(cache.clear());
+        assert_eq!((cache.find(&[digest(0)]).len(), cache.cached(), cache.idle()), (0, 0, 2));
+    }
+
+    /// The obvious pool: one list of idle blocks, searched from end to end.
+    struct Naive {
+        digests: Vec<Option<Digest>>,
+        holders: Vec<u32>,
+        idle: Vec<u32>,
+        stored_order: Vec<u32>,
+    }
+
+    impl Naive {
+        fn new(capacity: u32) -> Self {
+            Self {
+                digests: vec![None; capacity as usize],
+                holders: vec![0; capacity as usize],
+                idle: (0..capacity).collect(),
+                stored_order: Vec::new(),
+            }
+        }
+
+        fn find(&self, digests: &[Digest]) -> Vec<BlockId> {
+            let mut found = Vec::new();
+            for digest in digests {
+                let holder = self
+                    .stored_order
+                    .iter()
+                    .find(|id| self.digests[**id as usize] == Some(*digest));
+                match holder {
+                    Some(id) => found.push(BlockId(*id)),
+                    None => break,
+                }
+            }
+            found
+        }
+
+        fn claim(&mut self, blocks: &[BlockId]) {
+            for BlockId(id) in blocks {
+                self.idle.retain(|idle| idle != id);
+                self.holders[*id as usize] += 1;
+            }
+        }
+
+        fn take(&mut self, count: usize) -> Option<Vec<BlockId>> {
+            if count > self.idle.len() {
+                return None;
+            }
+            let taken: Vec<u32> = self.idle.drain(..count).collect();
+            for id in &taken {
+                self.digests[*id as usize] = None;
+                self.stored_order.retain(|stored| stored != id);
+                self.holders[*id as usize] = 1;
+            }
+            Some(taken.into_iter().map(BlockId).collect())
+        }
+
+        fn store(&mut self, BlockId(id): BlockId, digest: Digest) {
+            if self.digests[id as usize].is_none() {
+                self.digests[id as usize] = Some(digest);
+                self.stored_order.push(id);
+            }
+        }
+
+        fn release(&mut self, blocks: &[BlockId]) {
+            for BlockId(id) in blocks.iter().rev() {
+                self.holders[*id as usize] -= 1;
+                if self.holders[*id as usize] == 0 {
+                    self.idle.push(*id);
+                }
+            }
+        }
+    }
+
+    #[test]
+    fn any_sequence_of_operations_gives_what_the_naive_pool_gives() {
+        for seed in 0..40 {
+            let mut chance = Chance::new(seed);
+            let capacity = 4 + chance.below(28) as u32;
+            let (mut cache, mut naive) = (BlockCache::new(capacity), Naive::new(capacity));
+            let mut sequences: Vec<Vec<BlockId>> = Vec::new();
+            for step in 0..600 {
+                let prefix: Vec<Digest> =
+                    (0..chance.below(6)).map(|i| digest(chance.below(3) * 100 + i)).collect();
+                match chance.below(3) {
+                    0 if !sequences.is_empty() => {
+                        let blocks =
+                            sequences.swap_remove(chance.below(sequences.len() as u64) as usize);
+                        cache.release(&blocks);
+                        naive.release(&blocks);
+                    }
+                    _ => {
+                        let found = cache.find(&prefix);
+                        assert_eq!(found, naive.find(&prefix), "seed {seed} step {step}");
+                        cache.claim(&found);
+                        naive.claim(&found);
+                        let taken = cache.take(prefix.len() - found.len());
+                        assert_eq!(
+                            taken,
+                            naive.take(prefix.len() - found.len()),
+                            "seed {seed} step {step}"
+                        );
+                        let mut blocks = found;
+                        for id in taken.unwrap_or_default() {
+                            let digest = prefix[blocks.len()];
+                            cache.store(id, digest);
+                            naive.store(id, digest);
+                            blocks.push(id);
+                        }
+                        sequences.push(blocks);
+                    }
+                }
+                let idle: Vec<u32> = cache.idle.values().map(|id| id.0).collect();
+                assert_eq!(idle, naive.idle, "seed {seed} step {step}");
+                assert_eq!(cache.cached(), naive.stored_order.len(), "seed {seed} step {step}");
+            }
+        }
+    }
+}

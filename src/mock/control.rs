@@ -1,0 +1,180 @@
+//! Faults on demand: what a test asks a mock replica to do wrong.
+
+use serde_json::Value;
+use std::time::Duration;
+
+/// How a replica misbehaves. The default is not at all.
+#[derive(Debug, Clone, Default, PartialEq, Eq)]
+pub struct Control {
+    /// Answer prompts with an error.
+    pub fail: Option<Fail>,
+    /// Let prompts wait this long before they reach the engine.
+    pub slow: Duration,
+    /// Never answer prompts; `/health` stays good, as in a paused engine.
+    pub hang: bool,
+    /// Refuse connections and cut open ones. Over HTTP, `refuse_ms` ends by itself; a replica told
+    /// to `refuse` there cannot be told to stop.
+    pub refuse: bool,
+    /// Cut a stream's connection after this many tokens.
+    pub cut_after: Option<usize>,
+    /// Send the role chunk of a chat stream before the first token, as some engines do.
+    pub early_role: bool,
+    /// The status of `/health`, when not 200.
+    pub health: Option<u16>,
+    /// What `/metrics` answers.
+    pub metrics: MetricsMode,
+}
+
+/// An error to answer with.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub struct Fail {
+    /// HTTP status.
+    pub status: u16,
+    /// How many more prompts fail; `None` for all.
+    pub count: Option<u64>,
+}
+
+/// What `/metrics` answers.
+#[derive(Debug, Clone, Copy, Default, PartialEq, Eq)]
+pub enum MetricsMode {
+    /// The truth.
+    #[default]
+    Normal,
+    /// Bytes that are no metrics and no UTF-8.
+    Garbage,
+    /// The truth after 8 MB of other metrics.
+    Huge,
+    /// The truth, ten seconds late.
+    Slow,
+    /// Gauges that are NaN, infinite and negative.
+    Nan,
+    /// Status 500.
+    Error,
+}
+
+impl Control {
+    /// Changes what `wish`, an object, names; `{"reset": true}` takes everything back first. Other
+    /// keys: `fail: {status, count?}`, `slow_ms`, `hang`, `refuse`, `refuse_ms` (which the server times), `cut_after`, `early_role`,
+    /// `health`, `metrics`; null takes one back.
+    ///
+    /// # Errors
+    /// With the name of a key that is unknown or has a value of another type. Nothing is changed.
+    pub fn apply(&mut self, wish: &Value) -> Result<(), String> {
+        let Some(wish) = wish.as_object() else { return Err("expected an object".to_owned()) };
+        let mut next = self.clone();
+        if wish.get("reset").and_then(Value::as_bool) == Some(true) {
+            next = Self::default();
+        }
+        for (key, value) in wish {
+            next.set(key, value).ok_or_else(|| format!("{key}: unknown, or not of this type"))?;
+        }
+        *self = next;
+        Ok(())
+    }
+
+    /// Counts one prompt against [`Self::fail`]: the status to answer with, if any.
+    pub fn failure(&mut self) -> Option<u16> {
+        let fail = self.fail.as_mut()?;
+        if let Some(count) = &mut fail.count {
+            *count = count.saturating_sub(1);
+        }
+        let status = fail.status;
+        if fail.count == Some(0) {
+            self.fail = None;
+        }
+        Some(status)
+    }
+
+    fn set(&mut self, key: &str, value: &Value) -> Option<()> {
+        let flag = || if value.is_null() { Some(false) } else { value.as_bool() };
+        match key {
+            "fail" => self.fail = optional(value, Fail::read)?,
+            "slow_ms" => {
+                self.slow = Duration::from_millis(optional(value, Value::as_u64)?.unwrap_or(0))
+            }
+            "hang" => self.hang = flag()?,
+            "refuse" => self.refuse = flag()?,
+            "cut_after" => self.cut_after = optional(value, |v| usize::try_from(v.as_u64()?).ok())?,
+            "early_role" => self.early_role = flag()?,
+            "health" => self.health = optional(value, |v| u16::try_from(v.as_u64()?).ok())?,
+            "metrics" => self.metrics = optional(value, MetricsMode::read)?.unwrap_or_default(),
+            "reset" | "refuse_ms" => {
+                value.is_boolean().then_some(()).or(value.as_u64().map(drop))?
+            }
+            _ => return None,
+        }
+        Some(())
+    }
+}
+
+impl Fail {
+    fn read(value: &Value) -> Option<Self> {
+        let status = u16::try_from(value.get("status")?.as_u64()?).ok()?;
+        let count = value.get("count").and_then(Value::as_u64);
+        (400..600).contains(&status).then_some(Self { status, count })
+    }
+}
+
+impl MetricsMode {
+    fn read(value: &Value) -> Option<Self> {
+        Some(match value.as_str()? {
+            "normal" => Self::Normal,
+            "garbage" => Self::Garbage,
+            "huge" => Self::Huge,
+            "slow" => Self::Slow,
+            "nan" => Self::Nan,
+            "error" => Self::Error,
+            _ => return None,
+        })
+    }
+}
+
+/// Null is nothing; what cannot be read is an error.
+fn optional<T>(value: &Value, read: impl Fn(&Value) -> Option<T>) -> Option<Option<T>> {
+    if value.is_null() { Some(None) } else { read(value).map(Some) }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use serde_json::json;
+
+    #[track_caller]
+    fn check(wish: &Value, expected: Result<Control, &str>) {
+        let mut control = Control::default();
+        let result = control.apply(wish).map(|()| control).map_err(|error| error.to_string());
+        assert_eq!(result, expected.map_err(str::to_owned));
+    }
+
+    #[test]
+    fn wishes_are_read() {
+        let normal = Control::default;
+        check(&json!({}), Ok(normal()));
+        check(&json!({"hang": true}), Ok(Control { hang: true, ..normal() }));
+        check(&json!({"hang": null}), Ok(normal()));
+        check(&json!({"slow_ms": 20}), Ok(Control { slow: Duration::from_millis(20), ..normal() }));
+        check(&json!({"metrics": "nan"}), Ok(Control { metrics: MetricsMode::Nan, ..normal() }));
+        let fail = Some(Fail { status: 503, count: Some(2) });
+        check(&json!({"fail": {"status": 503, "count": 2}}), Ok(Control { fail, ..normal() }));
+        check(
+            &json!({"reset": true, "cut_after": 3}),
+            Ok(Control { cut_after: Some(3), ..normal() }),
+        );
+        check(&json!([]), Err("expected an object"));
+        check(&json!({"hung": true}), Err("hung: unknown, or not of this type"));
+        check(&json!({"fail": {"status": 200}}), Err("fail: unknown, or not of this type"));
+        check(&json!({"metrics": "odd"}), Err("metrics: unknown, or not of this type"));
+    }
+
+    #[test]
+    fn failures_run_out() {
+        let mut control = Control::default();
+        control.apply(&json!({"fail": {"status": 500, "count": 2}})).unwrap();
+        assert_eq!(
+            [control.failure(), control.failure(), control.failure()],
+            [Some(500), Some(500), None]
+        );
+        control.apply(&json!({"fail": {"status": 429}})).unwrap();
+        assert_eq!([control.failure(), control.failure(), control.failure()], [Some(429); 3]);
+    }
+}
