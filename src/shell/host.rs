@@ -6,7 +6,7 @@
 
 use crate::replicas::Moment;
 use proxy_wasm::hostcalls;
-use proxy_wasm::types::{BufferType, MapType, MetricType};
+use proxy_wasm::types::{BufferType, LogLevel, MapType, MetricType};
 use std::hash::{BuildHasher, Hasher};
 use std::time::Duration;
 
@@ -129,6 +129,11 @@ pub fn call(
     let mut all = vec![(":method", "GET"), (":path", path), (":authority", authority)];
     all.extend_from_slice(headers);
     hostcalls::dispatch_http_call(cluster, all, None, Vec::new(), timeout).ok()
+}
+
+/// Says something that is neither a warning nor an error.
+pub fn log_info(message: &str) {
+    let _logged = hostcalls::log(LogLevel::Info, message);
 }
 
 /// Asks for a tick at this interval.

@@ -22,6 +22,8 @@ const ROUTING_HEADER: &str = "x-gateway-destination-endpoint";
 const EXPLAIN_HEADER: &str = "x-warmpath-explain";
 
 proxy_wasm::main! {{
-    proxy_wasm::set_log_level(proxy_wasm::types::LogLevel::Info);
+    // Libraries log their internals at lower levels; what the filter itself has to say at Info
+    // goes through `host::log_info`.
+    proxy_wasm::set_log_level(proxy_wasm::types::LogLevel::Warn);
     proxy_wasm::set_root_context(|_| Box::new(Root::default()));
 }}

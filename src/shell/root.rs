@@ -77,6 +77,11 @@ impl Context for Root {
 }
 
 impl RootContext for Root {
+    fn on_vm_start(&mut self, _size: usize) -> bool {
+        host::log_info(concat!("warmpath ", env!("CARGO_PKG_VERSION"), ": VM started"));
+        true
+    }
+
     fn on_configure(&mut self, size: usize) -> bool {
         match Config::parse(&host::configuration(size)) {
             Ok(config) => {
@@ -87,10 +92,7 @@ impl RootContext for Root {
                 true
             }
             Err(error) => {
-                log::error!(
-                    "warmpath {}: configuration refused: {error}",
-                    env!("CARGO_PKG_VERSION")
-                );
+                log::error!("configuration refused: {error}");
                 false
             }
         }
