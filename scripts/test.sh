@@ -1,0 +1,116 @@
+#!/usr/bin/env bash
+# Sets up what is missing and runs every test: formatting, lints on both targets, unit and golden
+# tests natively, the unit tests once more as wasm, docs, the wasm's size, and the built filter in a
+# real Envoy. Needs Rust, Python 3 and, the first time, a network.
+#
+#   scripts/test.sh              everything
+#   scripts/test.sh STEP...      only these: fmt clippy unit wasm docs build envoy
+#
+# Output of a step is kept in .work/test/STEP.log and shown when it fails.
+set -euo pipefail
+cd "$(dirname "${BASH_SOURCE[0]}")/.."
+
+# The shipped module compressed is what goes over the wire; uncompressed is what Envoy compiles at
+# load, some 0.35 s of CPU per megabyte of code.
+WASM_BUDGET_BYTES=3500000
+WASMTIME_VERSION=50.0.1
+
+root=$PWD
+logs=$root/.work/test
+venv=$root/.work/venv
+target=${CARGO_TARGET_DIR:-$root/target}
+export CARGO_TERM_COLOR=never
+mkdir -p "$logs"
+
+all=(fmt clippy unit wasm docs build envoy)
+steps=("$@")
+[ "${#steps[@]}" -gt 0 ] || steps=("${all[@]}")
+
+fail() {
+    echo "test.sh: $*" >&2
+    exit 1
+}
+
+for step in "${steps[@]}"; do
+    [[ " ${all[*]} " == *" $step "* ]] || fail "no step '$step'; there are: ${all[*]}"
+done
+wants() { [[ " ${steps[*]} " == *" $1 "* ]]; }
+
+# Runs one step's function; its output goes to a log, its runners' own lines to the terminal.
+run_step() {
+    local step=$1 began=$SECONDS log=$logs/$1.log
+    printf '%-7s' "$step"
+    if ! "step_$step" >"$log" 2>&1; then
+        echo "FAILED after $((SECONDS - began)) s; the end of ${log#"$root"/}:"
+        tail -n 80 "$log"
+        exit 1
+    fi
+    echo "ok, $((SECONDS - began)) s"
+    grep -E '^(test result:|SKIPPED)' "$log" | sed 's/^/       /' || true
+}
+
+set_up() {
+    command -v cargo >/dev/null || fail "Rust is needed: https://rustup.rs"
+    command -v python3 >/dev/null || fail "Python 3 is needed"
+    if command -v rustup >/dev/null && ! rustup target list --installed | grep -qx wasm32-wasip1; then
+        echo "getting Rust's wasm32-wasip1 target"
+        rustup --quiet target add wasm32-wasip1
+    fi
+    if wants wasm && ! "$venv/bin/python" -c 'import wasmtime' 2>/dev/null; then
+        echo "getting wasmtime $WASMTIME_VERSION from PyPI into .work/venv"
+        [ -x "$venv/bin/python" ] || python3 -m venv "$venv"
+        cat >"$root/.work/wasmtime-requirements.txt" <<EOF
+wasmtime==$WASMTIME_VERSION \\
+    --hash=sha256:cc14c3a17654e0394e0225b11813532ef0cd7bd1e222a0c5494cdedaabeddac4 \\
+    --hash=sha256:675484e525c028dc02762b777f1db4477ea70caa3fec6775426daff4d64edfb1 \\
+    --hash=sha256:ff4fc58ed3cbdb919d056accd4d280be13962a542754aaefd8a9b4654efa9bd9
+EOF
+        "$venv/bin/python" -m pip install --quiet --disable-pip-version-check --no-deps \
+            --require-hashes -r "$root/.work/wasmtime-requirements.txt"
+    fi
+    if wants unit; then
+        "$root/scripts/models.sh" || true # says by itself what is skipped without it
+    fi
+    if wants envoy; then
+        ENVOY_BIN=$("$root/scripts/envoy.sh")
+        export ENVOY_BIN
+    fi
+}
+
+step_fmt() { cargo fmt --check; }
+
+step_clippy() {
+    cargo clippy --quiet --all-targets --features demo -- -D warnings
+    cargo clippy --quiet --lib --target wasm32-wasip1 -- -D warnings
+}
+
+# Everything but the tests that need an Envoy.
+step_unit() { cargo test --features demo --lib --bins --test golden --test documents; }
+
+step_wasm() { cargo test --lib --target wasm32-wasip1; }
+
+step_docs() { RUSTDOCFLAGS="-D warnings" cargo doc --quiet --no-deps --lib --features demo; }
+
+step_build() {
+    cargo build --release --lib --target wasm32-wasip1
+    local wasm=$target/wasm32-wasip1/release/warmpath.wasm size
+    size=$(wc -c <"$wasm")
+    echo "$wasm: $size bytes of $WASM_BUDGET_BYTES"
+    [ "$size" -le "$WASM_BUDGET_BYTES" ] || { echo "over the budget" && return 1; }
+}
+
+step_envoy() {
+    local prepared=$root/.work/qwen3.warmpath
+    cargo run --quiet --features tools --bin warmpath-prepare -- tests/data/models/qwen3 -o "$prepared"
+    WARMPATH_WASM=$target/wasm32-wasip1/release/warmpath.wasm WARMPATH_PREPARED=$prepared \
+        cargo test --features demo --test envoy -- --test-threads=1
+    if grep -q '^SKIPPED' "$logs/envoy.log"; then
+        echo "nothing may be skipped here" && return 1
+    fi
+}
+
+set_up
+for step in "${steps[@]}"; do
+    run_step "$step"
+done
+echo "all passed; logs in .work/test"
