@@ -5,6 +5,12 @@
 //! when `WARMPATH_REQUIRE_MODELS` is set.
 
 #![cfg(not(target_family = "wasm"))]
+#![expect(
+    clippy::expect_used,
+    clippy::indexing_slicing,
+    clippy::panic,
+    reason = "a test fails by panicking, and clippy's exemption does not reach the functions that tests share"
+)]
 
 use serde_json::{Map, Value};
 use std::collections::BTreeMap;

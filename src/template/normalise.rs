@@ -6,10 +6,11 @@
 //! 2. Content becomes parts: null is none, a text is one. Of a `system` message, a first line that starts with
 //!    `x-anthropic-billing-header` is dropped from each part.
 //! 3. For a template that takes texts, parts are joined by newlines. For one that walks over content, they stay a
-//!    list of `{type: text, text}`, except in `tool` messages, where only references to tools keep a list.
+//!    list of `{type: text, text}` with the fields that are the client's own (`cache_control`), except in `tool` messages, where only references to tools keep a list.
 //! 4. Of an assistant's message, `tool_calls` (unless empty) and `reasoning` stay, the latter under both names; of a
 //!    tool's, `tool_call_id`; of any, `name` and `task`. All else is dropped.
-//! 5. Arguments of tool calls, a JSON text, become an object; what is no object becomes an empty one.
+//! 5. Arguments of tool calls, a JSON text, become an object; what is no object becomes an empty one. A call's fields are
+//!    put in the order `id`, `function` (`arguments`, `name`, others), `type`, others.
 //! 6. Tools are written anew: unknown keys go, an absent `description` or `parameters` becomes null.
 //! 7. `developer` becomes `system` where the template does not name that role, and then all system messages become
 //!    one at the front, joined by blank lines.
@@ -24,6 +25,29 @@ use serde_json::{Map, Value};
 
 /// Claude Code's line that changes with every request.
 const BILLING_HEADER: &str = "x-anthropic-billing-header";
+
+/// Fields of the engine's own kinds of content part, which it does not carry over.
+const PART_FIELDS: [&str; 19] = [
+    "audio_embeds",
+    "audio_url",
+    "closed",
+    "data",
+    "file",
+    "image_embeds",
+    "image_pil",
+    "image_url",
+    "input_audio",
+    "name",
+    "prompt_embeds",
+    "refusal",
+    "text",
+    "thinking",
+    "tool_reference",
+    "type",
+    "uuid",
+    "video_embeds",
+    "video_url",
+];
 
 /// The variables the engine would hand to the template.
 pub(super) fn variables(
@@ -97,7 +121,11 @@ fn copy(from: &Map<String, Value>, to: &mut Map<String, Value>, name: &str) {
 
 /// One part of a message's content.
 enum Part {
-    Text(String),
+    Text {
+        text: String,
+        /// Fields that no kind of part has.
+        others: Map<String, Value>,
+    },
     /// The name of a tool that is loaded later.
     ToolReference(String),
 }
@@ -105,17 +133,20 @@ enum Part {
 impl Part {
     fn into_text(self) -> String {
         match self {
-            Self::Text(text) | Self::ToolReference(text) => text,
+            Self::Text { text, .. } | Self::ToolReference(text) => text,
         }
     }
 
     fn into_value(self) -> Value {
-        let (kind, field, text) = match self {
-            Self::Text(text) => ("text", "text", text),
-            Self::ToolReference(name) => ("tool_reference", "name", name),
+        let (kind, field, text, others) = match self {
+            Self::Text { text, others } => ("text", "text", text, others),
+            Self::ToolReference(name) => ("tool_reference", "name", name, Map::new()),
         };
-        let fields = [("type", Value::from(kind)), (field, Value::from(text))];
-        fields.into_iter().map(|(name, value)| (name.to_owned(), value)).collect()
+        let mut fields = Map::new();
+        fields.insert("type".to_owned(), Value::from(kind));
+        fields.insert(field.to_owned(), Value::from(text));
+        fields.extend(others);
+        Value::Object(fields)
     }
 }
 
@@ -131,8 +162,9 @@ fn parts(content: Option<&Value>, is_system: bool) -> Result<Vec<Part>, Template
         let kind = part.get("type").and_then(Value::as_str);
         let is_plain_text = part.is_string() || kind == Some("text");
         match self::part(part, kind)? {
-            Some(Part::Text(text)) if is_system && is_plain_text => {
-                read.extend(without_billing_header(text).map(Part::Text));
+            Some(Part::Text { text, others }) if is_system && is_plain_text => {
+                let text = without_billing_header(text);
+                read.extend(text.map(|text| Part::Text { text, others }));
             }
             part => read.extend(part),
         }
@@ -142,7 +174,7 @@ fn parts(content: Option<&Value>, is_system: bool) -> Result<Vec<Part>, Template
 
 fn part(part: &Value, kind: Option<&str>) -> Result<Option<Part>, TemplateError> {
     if let Some(text) = part.as_str() {
-        return Ok(Some(Part::Text(text.to_owned())));
+        return Ok(Some(Part::Text { text: text.to_owned(), others: Map::new() }));
     }
     let field = match kind {
         Some("text" | "input_text" | "output_text") => "text",
@@ -153,10 +185,19 @@ fn part(part: &Value, kind: Option<&str>) -> Result<Option<Part>, TemplateError>
     };
     match part.get(field) {
         Some(Value::String(name)) if field == "name" => Ok(Some(Part::ToolReference(name.clone()))),
-        Some(Value::String(text)) => Ok(Some(Part::Text(text.clone()))),
+        Some(Value::String(text)) => {
+            Ok(Some(Part::Text { text: text.clone(), others: own_fields(part) }))
+        }
         None | Some(Value::Null) if matches!(kind, Some("text" | "refusal")) => Ok(None),
         _ => Err(TemplateError::Refused("content")),
     }
+}
+
+/// The fields of a part that are in none of the engine's kinds of part.
+fn own_fields(part: &Value) -> Map<String, Value> {
+    let fields = part.as_object().into_iter().flatten();
+    let own = fields.filter(|(name, _)| !PART_FIELDS.contains(&name.as_str()));
+    own.map(|(name, value)| (name.clone(), value.clone())).collect()
 }
 
 fn without_billing_header(text: String) -> Option<String> {
@@ -168,7 +209,7 @@ fn without_billing_header(text: String) -> Option<String> {
 }
 
 fn content(parts: Vec<Part>, role: &str, format: ContentFormat) -> Value {
-    let is_all_text = parts.iter().all(|part| matches!(part, Part::Text(_)));
+    let is_all_text = parts.iter().all(|part| matches!(part, Part::Text { .. }));
     let is_text = format == ContentFormat::Text || role == "tool" && is_all_text;
     if is_text {
         let mut texts = parts.into_iter().map(Part::into_text);
@@ -221,11 +262,24 @@ fn tool_call(call: &Value) -> Result<Value, TemplateError> {
         },
         _ => Value::Object(Map::new()),
     };
-    let mut function = function.clone();
-    function.insert("arguments".to_owned(), arguments);
-    let mut call = call.clone();
-    call.insert("function".to_owned(), Value::Object(function));
-    Ok(Value::Object(call))
+    let mut normal = Map::new();
+    normal.insert("arguments".to_owned(), arguments);
+    extend(&mut normal, function, &["name"]);
+    let mut normal_call = Map::new();
+    copy(call, &mut normal_call, "id");
+    normal_call.insert("function".to_owned(), Value::Object(normal));
+    extend(&mut normal_call, call, &["type"]);
+    Ok(Value::Object(normal_call))
+}
+
+/// Adds the fields of `from` that are not there yet: those in `first`, then the others in the client's order.
+fn extend(to: &mut Map<String, Value>, from: &Map<String, Value>, first: &[&str]) {
+    let known = first.iter().filter_map(|name| from.get_key_value(*name));
+    for (name, value) in known.chain(from) {
+        if !to.contains_key(name) {
+            to.insert(name.clone(), value.clone());
+        }
+    }
 }
 
 fn tool(tool: &Map<String, Value>) -> Result<Value, TemplateError> {
