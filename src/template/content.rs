@@ -333,3 +333,73 @@ fn split_commas<'b, 'a>(mut tokens: &'b [Token<'a>]) -> Vec<&'b [Token<'a>]> {
     }
     parts
 }
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[track_caller]
+    fn check(source: &str, expected: ContentFormat) {
+        assert_eq!(ContentFormat::of_template(source), expected, "{source}");
+    }
+
+    #[test]
+    fn loops_over_content_are_found() {
+        let each = |message: &str, content: &str| {
+            format!(
+                "{{% for {message} in messages %}}{{%- for part in {content} -%}}{{% endfor %}}{{% endfor %}}"
+            )
+        };
+        check(&each("message", "message['content']"), ContentFormat::Parts);
+        check(
+            &each("m", "m.content | selectattr('type', 'equalto', 'text')"),
+            ContentFormat::Parts,
+        );
+        check(&each("m", "m.content[1:]"), ContentFormat::Parts);
+        check(&each("m", "(m.content) if part.x"), ContentFormat::Parts);
+        check(&each("m", "content"), ContentFormat::Parts);
+        check(&each("m", "m.content[0]"), ContentFormat::Text);
+        check(&each("m", "other.content"), ContentFormat::Text);
+        check(&each("m", "m.tool_calls"), ContentFormat::Text);
+    }
+
+    #[test]
+    fn messages_may_go_by_another_name() {
+        let source = "{% set rest = messages[1:] %}{% set all = rest | list %}\
+            {% for m in all %}{% for part in m.content %}{% endfor %}{% endfor %}";
+        check(source, ContentFormat::Parts);
+    }
+
+    #[test]
+    fn macros_count_when_they_are_given_content() {
+        let source = |argument: &str| {
+            format!(
+                "{{% macro show(x, c=none) %}}{{% for part in c %}}{{% endfor %}}{{% endmacro %}}\
+                 {{% for m in messages %}}{{{{ show(1, {argument}) }}}}{{% endfor %}}"
+            )
+        };
+        check(&source("m.content"), ContentFormat::Parts);
+        check(&source("c=m['content']"), ContentFormat::Parts);
+        check(&source("m.role"), ContentFormat::Text);
+        check(
+            "{% macro f(content) %}{% for p in content %}{% endfor %}{% endmacro %}",
+            ContentFormat::Text,
+        );
+    }
+
+    #[test]
+    fn words_in_texts_and_comments_are_not_code() {
+        check("{# {% for part in content %} #}", ContentFormat::Text);
+        check("{{ '{% for part in content %}' }}", ContentFormat::Text);
+        check("{{ {'a': {'b': '}}'}} }}{% for part in content %}", ContentFormat::Parts);
+        check("{ {% for part in content %}", ContentFormat::Parts);
+        check("{%", ContentFormat::Text);
+        check("é{", ContentFormat::Text);
+    }
+
+    #[test]
+    fn targets_of_several_names_end_the_search() {
+        let source = "{% for i, m in messages %}{% endfor %}{% for p in content %}{% endfor %}";
+        check(source, ContentFormat::Text);
+    }
+}

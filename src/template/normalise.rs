@@ -358,3 +358,272 @@ fn system_text(message: &Value) -> String {
         _ => String::new(),
     }
 }
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::request::{Api, Input, parse};
+
+    fn chat(body: &str) -> Chat {
+        match parse(Api::Chat, body.as_bytes()).expect(body).input {
+            Input::Chat(chat) => *chat,
+            input => panic!("{body}: {input:?}"),
+        }
+    }
+
+    fn normal(messages: &str, format: ContentFormat) -> Result<String, TemplateError> {
+        let chat = chat(&format!(r#"{{"messages": {messages}}}"#));
+        variables(&chat, format, "")
+            .map(|mut variables| variables.remove("messages").unwrap_or_default().to_string())
+    }
+
+    /// Expected messages are what vLLM 0.32's own functions made of the same ones.
+    #[track_caller]
+    fn check(messages: &str, expected: &str) {
+        assert_eq!(normal(messages, ContentFormat::Text).as_deref(), Ok(expected), "{messages}");
+    }
+
+    #[track_caller]
+    fn check_parts(messages: &str, expected: &str) {
+        assert_eq!(normal(messages, ContentFormat::Parts).as_deref(), Ok(expected), "{messages}");
+    }
+
+    #[track_caller]
+    fn check_refused(messages: &str, expected: TemplateError) {
+        assert_eq!(normal(messages, ContentFormat::Text), Err(expected), "{messages}");
+    }
+
+    /// An assistant's message with one call, of these fields of `function`.
+    fn call(function: &str) -> String {
+        format!(
+            r#"[{{"role":"assistant","tool_calls":[{{"type":"function","id":"1","function":{{{function}}}}}]}}]"#
+        )
+    }
+
+    #[test]
+    fn parts_are_joined_for_templates_that_take_texts() {
+        let messages = r#"[{"role":"user","content":[{"type":"text","text":"a","cache_control":{}},"b",
+            {"type":"input_text","text":"c"},{"type":"refusal","refusal":"d"},{"type":"thinking","thinking":"e"}]}]"#;
+        check(messages, r#"[{"role":"user","content":"a\nb\nc\nd\ne"}]"#);
+        check_parts(
+            messages,
+            r#"[{"role":"user","content":[{"type":"text","text":"a","cache_control":{}},{"type":"text","text":"b"},{"type":"text","text":"c"},{"type":"text","text":"d"},{"type":"text","text":"e"}]}]"#,
+        );
+    }
+
+    #[test]
+    fn absent_content_is_empty() {
+        check(r#"[{"role":"assistant"}]"#, r#"[{"role":"assistant","content":""}]"#);
+        check(r#"[{"role":"assistant","content":null}]"#, r#"[{"role":"assistant","content":""}]"#);
+        check(r#"[{"role":"user","content":[]}]"#, r#"[{"role":"user","content":""}]"#);
+        check_parts(r#"[{"role":"assistant"}]"#, r#"[{"role":"assistant","content":[]}]"#);
+        check_parts(
+            r#"[{"role":"user","content":"a"}]"#,
+            r#"[{"role":"user","content":[{"type":"text","text":"a"}]}]"#,
+        );
+    }
+
+    #[test]
+    fn content_of_unknown_kind_is_refused() {
+        let refused = TemplateError::Refused("content");
+        check_refused(r#"[{"role":"user","content":5}]"#, refused.clone());
+        check_refused(r#"[{"role":"user","content":[{"text":"a"}]}]"#, refused.clone());
+        check_refused(
+            r#"[{"role":"user","content":[{"type":"nope","text":"a"}]}]"#,
+            refused.clone(),
+        );
+        check_refused(r#"[{"role":"user","content":[5]}]"#, refused);
+    }
+
+    #[test]
+    fn tool_results_are_texts_unless_they_refer_to_tools() {
+        let result = r#"[{"role":"tool","tool_call_id":"1","content":[{"type":"text","text":"a"},{"type":"text","text":"b"}]}]"#;
+        let expected = r#"[{"role":"tool","content":"a\nb","tool_call_id":"1"}]"#;
+        check(result, expected);
+        check_parts(result, expected);
+        let reference = r#"[{"role":"tool","content":[{"type":"tool_reference","name":"t"},{"type":"text","text":"b"}]}]"#;
+        check(reference, r#"[{"role":"tool","content":"t\nb"}]"#);
+        check_parts(
+            reference,
+            r#"[{"role":"tool","content":[{"type":"tool_reference","name":"t"},{"type":"text","text":"b"}]}]"#,
+        );
+    }
+
+    #[test]
+    fn unknown_fields_of_messages_are_dropped() {
+        check(
+            r#"[{"x":1,"content":"a","role":"user","name":"bob","task":"t","metadata":{}}]"#,
+            r#"[{"role":"user","content":"a","name":"bob","task":"t"}]"#,
+        );
+        check(
+            r#"[{"role":"user","content":"a","tool_calls":[5],"reasoning":"r","name":5}]"#,
+            r#"[{"role":"user","content":"a"}]"#,
+        );
+    }
+
+    #[test]
+    fn arguments_become_objects() {
+        #[track_caller]
+        fn check_arguments(given: &str, expected: &str) {
+            let expected = format!(
+                r#"[{{"role":"assistant","content":"","tool_calls":[{{"id":"1","function":{{"arguments":{expected},"name":"f"}},"type":"function"}}]}}]"#
+            );
+            check(&call(&format!(r#""name":"f","arguments":{given}"#)), &expected);
+        }
+        check_arguments(r#""{\"b\": 1, \"a\": [2]}""#, r#"{"b":1,"a":[2]}"#);
+        check_arguments(r#""{not json""#, "{}");
+        check_arguments(r#""[1]""#, "{}");
+        check_arguments(r#""42""#, "{}");
+        check_arguments(r#""""#, "{}");
+        check_arguments("null", "{}");
+        check_arguments(r#"{"a": 1}"#, r#"{"a":1}"#);
+        let python_only = call(r#""name":"f","arguments":"{\"a\": NaN}""#);
+        check_refused(&python_only, TemplateError::Arguments);
+    }
+
+    #[test]
+    fn fields_of_calls_are_put_in_order() {
+        check(
+            &call(r#""extra":2,"name":"f","arguments":"{}""#),
+            r#"[{"role":"assistant","content":"","tool_calls":[{"id":"1","function":{"arguments":{},"name":"f","extra":2},"type":"function"}]}]"#,
+        );
+    }
+
+    #[test]
+    fn calls_of_other_kinds_are_refused_and_none_are_dropped() {
+        let refused = TemplateError::Refused("tool_calls");
+        check_refused(r#"[{"role":"assistant","tool_calls":[5]}]"#, refused.clone());
+        check_refused(r#"[{"role":"assistant","tool_calls":{"a":1}}]"#, refused.clone());
+        check_refused(
+            r#"[{"role":"assistant","tool_calls":[{"type":"custom","custom":{}}]}]"#,
+            refused,
+        );
+        let none = r#"[{"role":"assistant","content":"a"}]"#;
+        check(r#"[{"role":"assistant","content":"a","tool_calls":[]}]"#, none);
+        check(r#"[{"role":"assistant","content":"a","tool_calls":null}]"#, none);
+    }
+
+    #[test]
+    fn reasoning_goes_by_both_names() {
+        let both =
+            r#"[{"role":"assistant","content":"a","reasoning":"r","reasoning_content":"r"}]"#;
+        check(r#"[{"role":"assistant","content":"a","reasoning":"r"}]"#, both);
+        check(r#"[{"role":"assistant","content":"a","reasoning_content":"r"}]"#, both);
+        check(
+            r#"[{"role":"assistant","content":"a","reasoning":"r","reasoning_content":"x"}]"#,
+            both,
+        );
+        check(
+            r#"[{"role":"assistant","content":"a","reasoning":null,"reasoning_content":"r"}]"#,
+            both,
+        );
+    }
+
+    #[test]
+    fn billing_header_is_dropped_from_system_messages_only() {
+        let with = |role: &str| {
+            format!(r#"[{{"role":"{role}","content":"x-anthropic-billing-header: a\nb\nc"}}]"#)
+        };
+        check(&with("system"), r#"[{"role":"system","content":"b\nc"}]"#);
+        check(
+            &with("user"),
+            r#"[{"role":"user","content":"x-anthropic-billing-header: a\nb\nc"}]"#,
+        );
+        check(
+            r#"[{"role":"system","content":"x-anthropic-billing-header: a"}]"#,
+            r#"[{"role":"system","content":""}]"#,
+        );
+        check(
+            r#"[{"role":"system","content":[{"type":"text","text":"x-anthropic-billing-header: a\n"},
+                {"type":"input_text","text":"x-anthropic-billing-header: b"},"x-anthropic-billing-header: c\nd"]}]"#,
+            r#"[{"role":"system","content":"x-anthropic-billing-header: b\nd"}]"#,
+        );
+    }
+
+    #[test]
+    fn developer_becomes_system_and_systems_become_one() {
+        check(
+            r#"[{"role":"developer","content":"D","tools":[1]},{"role":"user","content":"x"}]"#,
+            r#"[{"role":"system","content":"D"},{"role":"user","content":"x"}]"#,
+        );
+        check(
+            r#"[{"role":"developer","content":"D"},{"role":"user","content":"x"},{"role":"system","content":""},
+                {"role":"system","content":[{"type":"text","text":"p"},{"type":"text","text":"q"}]}]"#,
+            r#"[{"role":"system","content":"D\n\np\nq"},{"role":"user","content":"x"}]"#,
+        );
+        // Without a developer message, system messages stay where they are.
+        let systems = r#"[{"role":"system","content":"a"},{"role":"system","content":"b"}]"#;
+        check(systems, systems);
+    }
+
+    #[test]
+    fn developer_stays_where_the_template_knows_it() {
+        let chat = chat(r#"{"messages": [{"role": "developer", "content": "D"}]}"#);
+        let variables = variables(&chat, ContentFormat::Text, "{{ 'developer' }}").expect("normal");
+        let expected = r#"[{"role":"developer","content":"D","tools":null}]"#;
+        assert_eq!(variables["messages"].to_string(), expected);
+    }
+
+    #[track_caller]
+    fn check_variable(fields: &str, name: &str, expected: Option<&str>) {
+        let body = format!(r#"{{"messages": [{{"role": "user", "content": "x"}}], {fields}}}"#);
+        let variables = variables(&chat(&body), ContentFormat::Text, "").expect("normal");
+        let value = variables.get(name).map(Value::to_string);
+        assert_eq!(value.as_deref(), expected, "{name} of {fields}");
+    }
+
+    #[test]
+    fn tools_are_written_anew() {
+        check_variable(
+            r#""tools": [{"x": 1, "function": {"parameters": {"z": 1, "a": {}}, "y": 2, "name": "f", "strict": false}}]"#,
+            "tools",
+            Some(
+                r#"[{"type":"function","function":{"name":"f","description":null,"parameters":{"z":1,"a":{}},"strict":false}}]"#,
+            ),
+        );
+        check_variable(
+            r#""tools": [{"type": "function", "function": {"name": "f"}, "defer_loading": true}], "tool_choice": "none""#,
+            "tools",
+            Some(
+                r#"[{"type":"function","function":{"name":"f","description":null,"parameters":null,"defer_loading":true},"defer_loading":true}]"#,
+            ),
+        );
+        check_variable(r#""tools": null"#, "tools", Some("null"));
+    }
+
+    #[test]
+    fn tools_without_a_function_are_refused() {
+        for tool in [
+            r#"{"type": "function"}"#,
+            r#"{"type": "x", "function": {"name": "f"}}"#,
+            r#"{"function": {}}"#,
+        ] {
+            let body = format!(
+                r#"{{"messages": [{{"role": "user", "content": "x"}}], "tools": [{tool}]}}"#
+            );
+            let refused = variables(&chat(&body), ContentFormat::Text, "");
+            assert_eq!(refused, Err(TemplateError::Refused("tools")), "{tool}");
+        }
+    }
+
+    #[test]
+    fn arguments_for_the_template_are_passed_unless_unset() {
+        let fields = r#""chat_template_kwargs": {"a": false, "b": null, "c": "auto", "add_generation_prompt": false}"#;
+        check_variable(fields, "a", Some("false"));
+        check_variable(fields, "b", None);
+        check_variable(fields, "c", None);
+        check_variable(fields, "add_generation_prompt", Some("true"));
+        check_variable(r#""documents": [{"title": "t"}]"#, "documents", Some(r#"[{"title":"t"}]"#));
+        check_variable(r#""documents": null"#, "documents", Some("null"));
+    }
+
+    #[test]
+    fn effort_sets_thinking_unless_the_arguments_do() {
+        check_variable(r#""reasoning_effort": "low""#, "enable_thinking", Some("true"));
+        check_variable(r#""reasoning_effort": "none""#, "enable_thinking", Some("false"));
+        check_variable(r#""stream": true"#, "enable_thinking", None);
+        let fields = r#""reasoning_effort": "low", "chat_template_kwargs": {"enable_thinking": false, "reasoning_effort": "x"}"#;
+        check_variable(fields, "enable_thinking", Some("false"));
+        check_variable(fields, "reasoning_effort", Some("\"low\""));
+    }
+}
