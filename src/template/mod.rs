@@ -340,6 +340,14 @@ mod tests {
     }
 
     #[test]
+    fn deepest_json_prints_within_the_stack() {
+        let deep = format!("{}1{}", r#"[{"a": "#.repeat(60), "}]".repeat(60));
+        let variables = format!(r#"{{"x": {deep}}}"#);
+        check("{{ x | tojson }}", &variables, &deep);
+        check("{{ x }}", &variables, &deep.replace('"', "'"));
+    }
+
+    #[test]
     fn one_template_renders_many_chats_of_megabytes() {
         let source = "{% for m in messages %}{{ m.role }}: {{ m.content | trim }}\n{% endfor %}";
         let template = ChatTemplate::compile(source, &BTreeMap::new()).expect("compile");
