@@ -1,0 +1,365 @@
+//! Byte pair encoding over tables that lie in the prepared file, read in place.
+//!
+//! Three lookups, all bounds-checked, so that damaged tables give wrong ids but neither a trap nor an endless loop:
+//! a word that is a token and encodes to itself, an atom (byte or character), and the merge of two ids.
+//! It keeps no cache of words: prompts repeat as prefixes, which are remembered as a whole elsewhere.
+
+use super::EncodeError;
+use std::cmp::Reverse;
+use std::collections::BinaryHeap;
+use std::ops::Range;
+use xxhash_rust::xxh3::xxh3_64;
+
+/// No id, no merge, an empty slot.
+pub(super) const NONE: u32 = u32::MAX;
+/// Longest word that is merged, in bytes. Merging costs some 40 bytes of memory and 200 ns a byte.
+pub(super) const MAX_WORD_BYTES: usize = 1 << 20;
+/// Up to this many symbols a scan for the best pair beats a heap.
+const SCAN_SYMBOLS: usize = 48;
+
+/// What the tables mean, beside their bytes.
+#[derive(Debug, Clone, PartialEq, Eq, Default)]
+pub(super) struct Settings {
+    /// Atoms are the 256 bytes; otherwise they are characters.
+    pub byte_level: bool,
+    /// A run of unknown characters is one unknown token.
+    pub fuse_unk: bool,
+    /// The unknown token, or [`NONE`].
+    pub unk: u32,
+    /// A character before which a word may be cut, because no merge crosses there; `None` when there is no such character.
+    pub cut_before: Option<char>,
+    /// The characters after which it may not.
+    pub cut_exceptions: Vec<char>,
+    /// Most slots a lookup in the word table visits.
+    pub word_probes: u32,
+    /// Most slots a lookup in the merge table visits.
+    pub merge_probes: u32,
+}
+
+/// The model: the prepared file's bytes and where its tables lie.
+pub(super) struct Bpe {
+    /// The whole file.
+    pub bytes: Vec<u8>,
+    /// Where the tables lie in it.
+    pub layout: Layout,
+    /// What they mean.
+    pub settings: Settings,
+}
+
+/// The byte ranges of the tables.
+#[derive(Debug, Clone, Default)]
+pub(super) struct Layout {
+    /// 256 ids (u32), one for each byte, [`NONE`] where there is none.
+    pub atoms: Range<usize>,
+    /// Open addressing, 8 bytes a slot: upper half of the word's hash, id.
+    pub words: Range<usize>,
+    /// For each id the end of its text (u32).
+    pub ends: Range<usize>,
+    /// The tokens' texts, in the order of their ids.
+    pub texts: Range<usize>,
+    /// Open addressing, 16 bytes a slot: left id, right id, rank, product.
+    pub merges: Range<usize>,
+}
+
+/// The tables as slices, for the length of one call.
+#[derive(Clone, Copy)]
+pub(super) struct Tables<'a> {
+    pub settings: &'a Settings,
+    pub atoms: &'a [[u8; 4]],
+    pub words: &'a [[u8; 8]],
+    pub ends: &'a [[u8; 4]],
+    pub texts: &'a [u8],
+    pub merges: &'a [[u8; 16]],
+}
+
+/// Buffers of the merge loop, kept between words.
+#[derive(Default)]
+pub(super) struct MergeScratch {
+    symbols: Vec<u32>,
+    /// For the pair that starts at a symbol: rank in the upper half, product in the lower.
+    pairs: Vec<u64>,
+    previous: Vec<u32>,
+    next: Vec<u32>,
+    heap: BinaryHeap<Reverse<u64>>,
+}
+
+const NO_PAIR: u64 = u64::MAX;
+
+impl MergeScratch {
+    /// What the last word became.
+    pub fn symbols(&self) -> &[u32] {
+        &self.symbols
+    }
+}
+
+impl Bpe {
+    /// The tables as slices.
+    pub fn tables(&self) -> Tables<'_> {
+        let section = |range: &Range<usize>| self.bytes.get(range.clone()).unwrap_or_default();
+        Tables {
+            settings: &self.settings,
+            atoms: section(&self.layout.atoms).as_chunks().0,
+            words: section(&self.layout.words).as_chunks().0,
+            ends: section(&self.layout.ends).as_chunks().0,
+            texts: section(&self.layout.texts),
+            merges: section(&self.layout.merges).as_chunks().0,
+        }
+    }
+}
+
+/// The slot where a search for a hash starts, in a table of `slots`.
+pub(super) fn home_slot(hash: u64, slots: usize) -> usize {
+    // Multiplying maps the upper 32 bits to the table's size without a division.
+    (((hash >> 32) * slots as u64) >> 32) as usize
+}
+
+/// The hash a word is filed under.
+pub(super) fn word_hash(word: &[u8]) -> u64 {
+    xxh3_64(word)
+}
+
+/// The hash a pair of ids is filed under.
+pub(super) fn pair_hash(left: u32, right: u32) -> u64 {
+    let key = (u64::from(left) << 32) | u64::from(right);
+    let mixed = key.wrapping_mul(0x9E37_79B9_7F4A_7C15);
+    (mixed ^ (mixed >> 32)).wrapping_mul(0xD6E8_FEB8_6659_FD93)
+}
+
+impl Tables<'_> {
+    /// Appends the ids of one pre-token.
+    ///
+    /// # Errors
+    /// When the word is longer than [`MAX_WORD_BYTES`].
+    pub fn encode_word(
+        &self,
+        word: &str,
+        scratch: &mut MergeScratch,
+        ids: &mut Vec<u32>,
+    ) -> Result<(), EncodeError> {
+        let Some(mark) = self.settings.cut_before else {
+            return self.encode_uncut(word, scratch, ids);
+        };
+        let (mut start, mut previous) = (0, None);
+        for (at, character) in word.char_indices() {
+            let cuts = character == mark
+                && previous.is_some_and(|p| !self.settings.cut_exceptions.contains(&p));
+            if cuts {
+                self.encode_uncut(word.get(start..at).unwrap_or_default(), scratch, ids)?;
+                start = at;
+            }
+            previous = Some(character);
+        }
+        self.encode_uncut(word.get(start..).unwrap_or_default(), scratch, ids)
+    }
+
+    fn encode_uncut(
+        &self,
+        word: &str,
+        scratch: &mut MergeScratch,
+        ids: &mut Vec<u32>,
+    ) -> Result<(), EncodeError> {
+        if word.is_empty() {
+            return Ok(());
+        }
+        if let Some(id) = self.word(word.as_bytes()) {
+            ids.push(id);
+            return Ok(());
+        }
+        if word.len() > MAX_WORD_BYTES {
+            return Err(EncodeError(format!(
+                "a word of {} bytes, at most {MAX_WORD_BYTES} are merged",
+                word.len()
+            )));
+        }
+        self.merge_word(word, scratch);
+        ids.extend_from_slice(&scratch.symbols);
+        Ok(())
+    }
+
+    /// Atoms, then merges: leaves the ids in `scratch.symbols`.
+    pub fn merge_word(&self, word: &str, scratch: &mut MergeScratch) {
+        scratch.symbols.clear();
+        if self.settings.byte_level {
+            let symbols = word.bytes().map(|byte| self.atom(byte)).filter(|&id| id != NONE);
+            scratch.symbols.extend(symbols);
+        } else {
+            self.push_characters(word, &mut scratch.symbols);
+        }
+        scratch.pairs.clear();
+        let neighbours = scratch.symbols.iter().zip(scratch.symbols.iter().skip(1));
+        scratch.pairs.extend(neighbours.map(|(&left, &right)| self.merge(left, right)));
+        if scratch.symbols.len() <= SCAN_SYMBOLS {
+            self.merge_by_scan(scratch);
+        } else {
+            self.merge_by_heap(scratch);
+        }
+    }
+
+    fn push_characters(&self, word: &str, symbols: &mut Vec<u32>) {
+        let mut in_unknown_run = false;
+        let mut buffer = [0; 4];
+        for character in word.chars() {
+            let encoded = character.encode_utf8(&mut buffer);
+            if let Some(id) = self.word(encoded.as_bytes()) {
+                symbols.push(id);
+                in_unknown_run = false;
+            } else if self.atom(b'a') != NONE {
+                symbols.extend(encoded.bytes().map(|byte| self.atom(byte)));
+                in_unknown_run = false;
+            } else if self.settings.unk != NONE {
+                if !(self.settings.fuse_unk && in_unknown_run) {
+                    symbols.push(self.settings.unk);
+                }
+                in_unknown_run = true;
+            }
+        }
+    }
+
+    fn merge_by_scan(&self, scratch: &mut MergeScratch) {
+        let MergeScratch { symbols, pairs, .. } = scratch;
+        // `min_by_key` takes the first of equals, which is the leftmost occurrence of a pair.
+        while let Some((at, &best)) = pairs.iter().enumerate().min_by_key(|&(_, pair)| *pair) {
+            if best == NO_PAIR || at + 1 >= symbols.len() {
+                break;
+            }
+            let product = best as u32;
+            symbols.remove(at + 1);
+            pairs.remove(at);
+            if let Some(symbol) = symbols.get_mut(at) {
+                *symbol = product;
+            }
+            if let (Some(&right), Some(pair)) = (symbols.get(at + 1), pairs.get_mut(at)) {
+                *pair = self.merge(product, right);
+            }
+            let before = at.checked_sub(1);
+            if let Some((before, &left)) = before.and_then(|b| Some((b, symbols.get(b)?)))
+                && let Some(pair) = pairs.get_mut(before)
+            {
+                *pair = self.merge(left, product);
+            }
+        }
+    }
+
+    /// The same result in n log n: pairs wait in a heap, symbols are a linked list, and a heap entry
+    /// that no longer agrees with `pairs` is stale.
+    fn merge_by_heap(&self, scratch: &mut MergeScratch) {
+        let count = scratch.symbols.len() as u32;
+        scratch.pairs.push(NO_PAIR);
+        scratch.previous.clear();
+        scratch.previous.extend((0..count).map(|at| at.wrapping_sub(1)));
+        scratch.next.clear();
+        scratch.next.extend((1..count).chain([NONE]));
+        let entries = scratch.pairs.iter().zip(0u64..).filter(|&(&pair, _)| pair != NO_PAIR);
+        let mut entries_vec = std::mem::take(&mut scratch.heap).into_vec();
+        entries_vec.clear();
+        entries_vec.extend(entries.map(|(&pair, at)| Reverse((pair >> 32 << 32) | at)));
+        scratch.heap = BinaryHeap::from(entries_vec);
+        while let Some(Reverse(entry)) = scratch.heap.pop() {
+            self.merge_entry(entry, scratch);
+        }
+        let mut kept = 0;
+        let mut at = if count == 0 { NONE } else { 0 };
+        while let Some(&symbol) = scratch.symbols.get(at as usize) {
+            if let Some(slot) = scratch.symbols.get_mut(kept) {
+                *slot = symbol;
+            }
+            kept += 1;
+            at = scratch.next.get(at as usize).copied().unwrap_or(NONE);
+        }
+        scratch.symbols.truncate(kept);
+    }
+
+    fn merge_entry(&self, entry: u64, scratch: &mut MergeScratch) -> Option<()> {
+        let MergeScratch { symbols, pairs, previous, next, heap } = scratch;
+        let at = entry as u32 as usize;
+        let pair = *pairs.get(at)?;
+        if pair == NO_PAIR || pair >> 32 != entry >> 32 {
+            return None;
+        }
+        let product = pair as u32;
+        let taken = *next.get(at)? as usize;
+        let after = *next.get(taken)?;
+        *symbols.get_mut(at)? = product;
+        *pairs.get_mut(taken)? = NO_PAIR;
+        *next.get_mut(at)? = after;
+        let mut renew = |left_at: usize, left: u32, right: u32| {
+            let pair = self.merge(left, right);
+            if let Some(slot) = pairs.get_mut(left_at) {
+                *slot = pair;
+            }
+            if pair != NO_PAIR {
+                heap.push(Reverse((pair >> 32 << 32) | left_at as u64));
+            }
+        };
+        match symbols.get(after as usize) {
+            Some(&right) => renew(at, product, right),
+            None => renew(at, NONE, NONE),
+        }
+        let before = *previous.get(at)? as usize;
+        if let Some(&left) = symbols.get(before) {
+            renew(before, left, product);
+        }
+        *previous.get_mut(after as usize)? = at as u32;
+        Some(())
+    }
+
+    /// Tokens and merges.
+    pub fn counts(&self) -> (usize, usize) {
+        (self.ends.len(), self.merges.iter().filter(|slot| **slot != [0xFF; 16]).count())
+    }
+
+    fn atom(&self, byte: u8) -> u32 {
+        self.atoms.get(usize::from(byte)).map_or(NONE, |id| u32::from_le_bytes(*id))
+    }
+
+    /// The id of a word that is a token and encodes to itself.
+    fn word(&self, word: &[u8]) -> Option<u32> {
+        let hash = word_hash(word);
+        let mut slot = home_slot(hash, self.words.len());
+        for _ in 0..self.settings.word_probes {
+            let [tag, id] = halves(*self.words.get(slot)?);
+            if id == NONE {
+                return None;
+            }
+            if tag == hash as u32 && self.text(id) == Some(word) {
+                return Some(id);
+            }
+            slot = if slot + 1 == self.words.len() { 0 } else { slot + 1 };
+        }
+        None
+    }
+
+    /// The text of a token: its bytes in a byte-level model.
+    pub fn text(&self, id: u32) -> Option<&[u8]> {
+        let end = u32::from_le_bytes(*self.ends.get(id as usize)?) as usize;
+        let start = match id.checked_sub(1) {
+            Some(before) => u32::from_le_bytes(*self.ends.get(before as usize)?) as usize,
+            None => 0,
+        };
+        self.texts.get(start..end)
+    }
+
+    /// Rank and product of the merge of two ids, or [`NO_PAIR`].
+    fn merge(&self, left: u32, right: u32) -> u64 {
+        let wanted = (u64::from(right) << 32) | u64::from(left);
+        let mut slot = home_slot(pair_hash(left, right), self.merges.len());
+        for _ in 0..self.settings.merge_probes {
+            let Some(bytes) = self.merges.get(slot) else { return NO_PAIR };
+            let entry = u128::from_le_bytes(*bytes);
+            if entry as u64 == wanted {
+                // A slot with no ids is empty, and what it yields says so.
+                return ((entry >> 64) as u64).rotate_left(32);
+            }
+            if entry as u64 == u64::MAX {
+                return NO_PAIR;
+            }
+            slot = if slot + 1 == self.merges.len() { 0 } else { slot + 1 };
+        }
+        NO_PAIR
+    }
+}
+
+fn halves(slot: [u8; 8]) -> [u32; 2] {
+    let slot = u64::from_le_bytes(slot);
+    [slot as u32, (slot >> 32) as u32]
+}
