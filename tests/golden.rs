@@ -5,12 +5,19 @@
 //! when `WARMPATH_REQUIRE_MODELS` is set.
 
 #![cfg(not(target_family = "wasm"))]
+#![expect(
+    clippy::expect_used,
+    clippy::indexing_slicing,
+    clippy::panic,
+    reason = "a test fails by panicking, and clippy's exemption does not reach the functions that tests share"
+)]
 
 use serde_json::{Map, Value};
 use std::collections::BTreeMap;
 use std::io::{Read as _, Write as _};
 use std::path::{Path, PathBuf};
 use std::sync::LazyLock;
+use std::sync::atomic::{AtomicUsize, Ordering};
 use warmpath::request::{Api, Input, RequestError, parse};
 use warmpath::template::ChatTemplate;
 use warmpath::tokens::Tokenizer;
@@ -21,6 +28,9 @@ const MADE_AT: u64 = 1_768_480_200;
 /// Half a surrogate pair, which one body holds and no JSON reader of Rust's takes, and what stands for it in a test.
 const HALF_PAIR: &str = r"\ud83d b";
 const STAND_IN: &str = "<half a pair>";
+
+/// Tests that found no model in this run.
+static SKIPPED: AtomicUsize = AtomicUsize::new(0);
 
 /// A model's files, loaded.
 struct Reference {
@@ -57,7 +67,8 @@ fn llama31(test: &str) -> Option<&'static Reference> {
             std::env::var_os("WARMPATH_REQUIRE_MODELS").is_none(),
             "llama3.1 is missing: run scripts/models.sh"
         );
-        let line = format!("SKIPPED {test}: no llama3.1, run scripts/models.sh\n");
+        let count = SKIPPED.fetch_add(1, Ordering::Relaxed) + 1;
+        let line = format!("SKIPPED {test} ({count} so far): no llama3.1, run scripts/models.sh\n");
         std::io::stderr().write_all(line.as_bytes()).expect("standard error");
     }
     reference

@@ -99,10 +99,36 @@ fn messages(fields: &mut Shared) -> Result<Vec<Map<String, Value>>, RequestError
         _ => return Err(RequestError::NoPrompt),
     };
     let message = |message| match message {
+        Value::Object(message) if has_media(&message) => Err(RequestError::Media),
         Value::Object(message) if message.get("role").is_some_and(Value::is_string) => Ok(message),
         _ => Err(RequestError::Field("messages")),
     };
     messages.into_iter().map(message).collect()
+}
+
+/// Keys that make a content part one of media, whatever its `type`.
+const MEDIA: [&str; 12] = [
+    "audio_embeds",
+    "audio_url",
+    "file",
+    "image_embeds",
+    "image_pil",
+    "image_url",
+    "input_audio",
+    "input_image",
+    "input_file",
+    "prompt_embeds",
+    "video_embeds",
+    "video_url",
+];
+
+fn has_media(message: &Map<String, Value>) -> bool {
+    let parts = message.get("content").and_then(Value::as_array).into_iter().flatten();
+    let mut parts = parts.filter_map(Value::as_object);
+    parts.any(|part| {
+        let kind = part.get("type").and_then(Value::as_str).unwrap_or_default();
+        MEDIA.iter().any(|media| kind == *media || part.contains_key(*media))
+    })
 }
 
 fn tools(fields: &mut Shared) -> Result<Option<Vec<Map<String, Value>>>, RequestError> {
@@ -155,5 +181,133 @@ fn template_arguments(fields: &mut Shared) -> Result<Map<String, Value>, Request
             Ok(arguments)
         }
         Some(_) => Err(RequestError::Field("chat_template_kwargs")),
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::request::{Api, Truncation, parse};
+
+    #[track_caller]
+    fn check(fields: &str, expected: Result<(), RequestError>) {
+        let body = format!(r#"{{"messages": [{{"role": "user", "content": "x"}}]{fields}}}"#);
+        assert_eq!(parse(Api::Chat, body.as_bytes()).map(|_| ()), expected, "{body}");
+    }
+
+    #[track_caller]
+    fn prompt(fields: &str) -> Prompt {
+        let body = format!(r#"{{"messages": [{{"role": "user", "content": "x"}}]{fields}}}"#);
+        parse(Api::Chat, body.as_bytes()).expect(fields)
+    }
+
+    #[track_caller]
+    fn check_messages(messages: &str, expected: Result<(), RequestError>) {
+        let body = format!(r#"{{"messages": {messages}}}"#);
+        assert_eq!(parse(Api::Chat, body.as_bytes()).map(|_| ()), expected, "{body}");
+    }
+
+    #[test]
+    fn defaults_are_the_engines() {
+        let prompt = prompt("");
+        assert_eq!((prompt.model, prompt.cache_salt, prompt.truncation), (None, None, None));
+        assert!(!prompt.stream && prompt.usage_is_comparable);
+        let Input::Chat(chat) = prompt.input else { panic!("not a chat") };
+        assert!(chat.add_generation_prompt && !chat.continue_final_message);
+        assert!(!chat.add_special_tokens);
+    }
+
+    #[test]
+    fn messages_must_be_objects_with_a_role() {
+        check_messages("[]", Err(RequestError::NoPrompt));
+        check_messages("{}", Err(RequestError::NoPrompt));
+        check_messages("null", Err(RequestError::NoPrompt));
+        check_messages("[5]", Err(RequestError::Field("messages")));
+        check_messages(r#"[{"content": "x"}]"#, Err(RequestError::Field("messages")));
+        check_messages(r#"[{"role": 5, "content": "x"}]"#, Err(RequestError::Field("messages")));
+        check_messages(r#"[{"role": "critic", "content": null, "x": {"y": []}}]"#, Ok(()));
+    }
+
+    #[test]
+    fn media_have_an_error_of_their_own() {
+        let part = |part: &str| format!(r#"[{{"role": "user", "content": [{part}]}}]"#);
+        let image = r#"{"type": "image_url", "image_url": {"url": "data:,"}}"#;
+        check_messages(&part(image), Err(RequestError::Media));
+        check_messages(&part(r#"{"image_url": "data:,"}"#), Err(RequestError::Media));
+        check_messages(&part(r#"{"type": "input_audio"}"#), Err(RequestError::Media));
+        check_messages(&part(r#"{"type": "text", "text": "image_url"}"#), Ok(()));
+    }
+
+    #[test]
+    fn what_only_the_engine_can_know_is_unsupported() {
+        check(r#", "chat_template": "x""#, Err(RequestError::Unsupported("chat_template")));
+        check(r#", "chat_template": null"#, Ok(()));
+        let arguments = r#", "chat_template_kwargs": {"chat_template": "x"}"#;
+        check(arguments, Err(RequestError::Unsupported("chat_template_kwargs")));
+        check(r#", "chat_template_kwargs": {"enable_thinking": false}"#, Ok(()));
+        let ids = r#", "kv_transfer_params": {"prompt_token_ids": [1]}"#;
+        check(ids, Err(RequestError::Unsupported("kv_transfer_params")));
+        check(r#", "kv_transfer_params": {"do_remote_decode": true}"#, Ok(()));
+        let limit = r#", "truncate_prompt_tokens": -1"#;
+        check(limit, Err(RequestError::Unsupported("truncate_prompt_tokens")));
+    }
+
+    #[test]
+    fn continuing_and_a_generation_prompt_exclude_each_other() {
+        let conflict = Err(RequestError::Field("continue_final_message"));
+        check(
+            r#", "continue_final_message": true, "add_generation_prompt": true"#,
+            conflict.clone(),
+        );
+        check(r#", "continue_final_message": true"#, conflict);
+        check(r#", "continue_final_message": true, "add_generation_prompt": false"#, Ok(()));
+    }
+
+    #[test]
+    fn fields_of_another_type_are_the_engines_to_refuse() {
+        check(r#", "model": 5"#, Err(RequestError::Field("model")));
+        check(r#", "stream": {}"#, Err(RequestError::Field("stream")));
+        check(r#", "stream": "true""#, Ok(()));
+        check(r#", "tools": []"#, Err(RequestError::Field("tools")));
+        check(r#", "tools": [1]"#, Err(RequestError::Field("tools")));
+        check(r#", "documents": [1]"#, Err(RequestError::Field("documents")));
+        check(r#", "chat_template_kwargs": []"#, Err(RequestError::Field("chat_template_kwargs")));
+    }
+
+    #[test]
+    fn cache_salt_follows_the_engines_rule() {
+        check(r#", "cache_salt": "tenant-a""#, Ok(()));
+        for salt in ["", "a@b", "a/b", r"a\\b", r"a\u0000"] {
+            let field = format!(r#", "cache_salt": "{salt}""#);
+            check(&field, Err(RequestError::Field("cache_salt")));
+        }
+        let field = format!(r#", "cache_salt": "{}""#, "é".repeat(128));
+        check(&field, Ok(()));
+        let field = format!(r#", "cache_salt": "{}""#, "a".repeat(129));
+        check(&field, Err(RequestError::Field("cache_salt")));
+    }
+
+    #[test]
+    fn usage_of_several_answers_is_not_comparable() {
+        for field in [
+            r#", "n": 2"#,
+            r#", "n": "2""#,
+            r#", "prompt_logprobs": 1"#,
+            r#", "use_beam_search": true"#,
+        ] {
+            assert!(!prompt(field).usage_is_comparable, "{field}");
+        }
+        assert!(prompt(r#", "n": 1, "logprobs": true"#).usage_is_comparable);
+    }
+
+    #[test]
+    fn truncation_has_a_side() {
+        #[track_caller]
+        fn check(fields: &str, expected: Truncation) {
+            assert_eq!(prompt(fields).truncation, Some(expected));
+        }
+        check(r#", "truncate_prompt_tokens": 7"#, Truncation::LastWithSpecialTokens(7));
+        check(r#", "truncate_prompt_tokens": 7, "truncation_side": "left""#, Truncation::Last(7));
+        check(r#", "truncate_prompt_tokens": 7, "truncation_side": "right""#, Truncation::First(7));
     }
 }

@@ -181,3 +181,69 @@ impl<'de> Visitor<'de> for ElementSeed {
         }
     }
 }
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::request::{Api, parse};
+
+    #[track_caller]
+    fn check(body: &str, expected: Result<Input, RequestError>) {
+        assert_eq!(parse(Api::Completions, body.as_bytes()).map(|prompt| prompt.input), expected);
+    }
+
+    fn text(text: &str) -> Result<Input, RequestError> {
+        Ok(Input::Text { text: text.to_owned(), add_special_tokens: true })
+    }
+
+    #[test]
+    fn every_shape_of_prompt_is_read() {
+        check(r#"{"prompt": "a"}"#, text("a"));
+        check(r#"{"prompt": ["a", "b"]}"#, text("a"));
+        check(r#"{"prompt": [1, 2]}"#, Ok(Input::Tokens(vec![1, 2])));
+        check(r#"{"prompt": [[1, 2], [3]]}"#, Ok(Input::Tokens(vec![1, 2])));
+        check(r#"{"prompt": [4294967295]}"#, Ok(Input::Tokens(vec![u32::MAX])));
+        let bare = Input::Text { text: "a".to_owned(), add_special_tokens: false };
+        check(r#"{"prompt": "a", "add_special_tokens": false}"#, Ok(bare));
+        check(r#"{"prompt": "a", "prompt": "b"}"#, text("b"));
+    }
+
+    #[test]
+    fn what_is_no_prompt_is_refused() {
+        for prompt in [
+            "null",
+            "[]",
+            "5",
+            "{}",
+            "true",
+            "[-1]",
+            "[1.5]",
+            "[4294967296]",
+            r#"[1, "a"]"#,
+            "[null]",
+        ] {
+            check(&format!(r#"{{"prompt": {prompt}}}"#), Err(RequestError::NoPrompt));
+        }
+        check("{}", Err(RequestError::NoPrompt));
+        check(r#"{"prompt_embeds": "AA=="}"#, Err(RequestError::Unsupported("prompt_embeds")));
+        check(r#"{"prompt": "a", "suffix": "b"}"#, Err(RequestError::Unsupported("suffix")));
+    }
+
+    #[test]
+    fn usage_is_comparable_only_for_one_prompt_read_once() {
+        #[track_caller]
+        fn check(fields: &str, expected: bool) {
+            let body = format!("{{{fields}}}");
+            let prompt = parse(Api::Completions, body.as_bytes()).expect(fields);
+            assert_eq!(prompt.usage_is_comparable, expected, "{fields}");
+        }
+        check(r#""prompt": "a", "logprobs": 1, "n": 1"#, true);
+        check(r#""prompt": ["a"], "echo": true"#, true);
+        check(r#""prompt": ["a", "b"]"#, false);
+        check(r#""prompt": [[1], [2]]"#, false);
+        check(r#""prompt": "a", "n": 2"#, false);
+        check(r#""prompt": "a", "best_of": 2"#, false);
+        check(r#""prompt": "a", "prompt_logprobs": 0"#, false);
+        check(r#""prompt": "a", "echo": true, "logprobs": 1"#, false);
+    }
+}

@@ -194,3 +194,92 @@ pub(crate) fn json_text(text: &str) -> JsonText {
 fn may_be_python(text: &str) -> bool {
     ["NaN", "Infinity", "\\ud", "\\uD"].iter().any(|word| text.contains(word))
 }
+
+#[cfg(test)]
+mod tests {
+    use super::super::{Api, Input, parse};
+    use super::*;
+
+    #[track_caller]
+    fn check(body: &[u8], expected: Result<(), RequestError>) {
+        assert_eq!(parse(Api::Chat, body).map(|_| ()), expected);
+    }
+
+    fn chat(before: &str, content: &str) -> Vec<u8> {
+        format!(r#"{before}{{"messages": [{{"role": "user", "content": {content}}}]}}"#)
+            .into_bytes()
+    }
+
+    #[test]
+    fn broken_bodies_are_errors() {
+        check(b"", Err(RequestError::Json));
+        check(b"{\"messages\":[", Err(RequestError::Json));
+        check(b"[]", Err(RequestError::NotAnObject));
+        check(b"5", Err(RequestError::NotAnObject));
+        check(&chat("", "\"\\ud83d b\""), Err(RequestError::Json));
+        check(
+            b"{\"messages\": [{\"role\": \"user\", \"content\": \"\xff\"}]}",
+            Err(RequestError::Json),
+        );
+        let mut trailing = chat("", "\"x\"");
+        trailing.extend(b" x");
+        check(&trailing, Err(RequestError::Json));
+    }
+
+    #[test]
+    fn byte_order_mark_and_white_space_are_dropped() {
+        check(&chat("\u{feff}", "\"x\""), Ok(()));
+        check(&chat(" \r\n\t", "\"x\""), Ok(()));
+    }
+
+    #[test]
+    fn nesting_without_end_is_an_error_where_it_matters_and_skipped_where_not() {
+        let deep = format!("{}{}", "[".repeat(10_000), "]".repeat(10_000));
+        check(&chat("", &deep), Err(RequestError::Json));
+        let body = format!(r#"{{"x": {deep}, "messages": [{{"role": "user", "content": "x"}}]}}"#);
+        check(body.as_bytes(), Ok(()));
+    }
+
+    #[test]
+    fn values_are_counted_but_only_those_kept() {
+        let many = format!("[{}1]", "1,".repeat(MAX_VALUES));
+        check(&chat("", &many), Err(RequestError::TooManyValues));
+        let body = format!(r#"{{"x": {many}, "messages": [{{"role": "user", "content": "x"}}]}}"#);
+        check(body.as_bytes(), Ok(()));
+    }
+
+    #[test]
+    fn twenty_megabytes_of_text_are_one_value() {
+        let text = "a b\\n".repeat(4 << 20);
+        check(&chat("", &format!("\"{text}\"")), Ok(()));
+    }
+
+    #[test]
+    fn last_of_repeated_keys_wins_in_the_first_ones_place() {
+        let body = br#"{"messages": [], "messages": [{"role": "a", "content": "x", "role": "b"}]}"#;
+        let Ok(prompt) = parse(Api::Chat, body) else { panic!("no prompt") };
+        let Input::Chat(chat) = prompt.input else { panic!("not a chat") };
+        let message = serde_json::to_string(&chat.messages).expect("JSON");
+        assert_eq!(message, r#"[{"role":"b","content":"x"}]"#);
+    }
+
+    #[test]
+    fn texts_only_python_reads_are_told_apart() {
+        #[track_caller]
+        fn check(text: &str, expected: &str) {
+            let read = match json_text(text) {
+                JsonText::Value(value) => value.to_string(),
+                JsonText::Invalid => "invalid".to_owned(),
+                JsonText::OnlyPython => "only Python".to_owned(),
+            };
+            assert_eq!(read, expected, "{text}");
+        }
+        check(r#" {"a": 1} "#, r#"{"a":1}"#);
+        check("{not json", "invalid");
+        check("{} {}", "invalid");
+        check(r#"{"a": NaN}"#, "only Python");
+        check(r#"{"a": 1e999}"#, "only Python");
+        check(r#"{"a": "\ud83d"}"#, "only Python");
+        check(&"[".repeat(200), "only Python");
+    }
+}

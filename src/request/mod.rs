@@ -196,12 +196,18 @@ impl Shared {
         }
     }
 
-    /// A switch. Numbers and words that pydantic would turn into one are left to the engine.
+    /// A switch, in any form that pydantic takes for one.
     fn switch(&self, name: &'static str, default: bool) -> Result<bool, RequestError> {
-        match self.field(name) {
-            None => Ok(default),
-            Some(Value::Bool(value)) => Ok(*value),
-            Some(_) => Err(RequestError::Field(name)),
+        let Some(value) = self.field(name) else { return Ok(default) };
+        let word = match value {
+            Value::Bool(value) => return Ok(*value),
+            Value::String(word) => word.to_ascii_lowercase(),
+            value => value.to_string(),
+        };
+        match word.as_str() {
+            "1" | "true" | "t" | "yes" | "y" | "on" => Ok(true),
+            "0" | "false" | "f" | "no" | "n" | "off" => Ok(false),
+            _ => Err(RequestError::Field(name)),
         }
     }
 
@@ -243,5 +249,39 @@ impl Shared {
     /// Whether a count field asks for at most one.
     fn is_single(&self, name: &str) -> bool {
         self.field(name).is_none_or(|count| count.as_u64().is_some_and(|count| count <= 1))
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn paths_are_matched_without_their_query() {
+        #[track_caller]
+        fn check(path: &str, expected: Option<Api>) {
+            assert_eq!(Api::of_path(path), expected, "{path}");
+        }
+        check("/v1/chat/completions", Some(Api::Chat));
+        check("/v1/chat/completions?beta=true", Some(Api::Chat));
+        check("/v1/completions", Some(Api::Completions));
+        check("/v1/completions/", None);
+        check("/v1/embeddings", None);
+        check("v1/completions", None);
+        check("", None);
+    }
+
+    #[test]
+    fn truncation_keeps_what_the_engine_keeps() {
+        #[track_caller]
+        fn check(truncation: Truncation, special_tokens: usize, expected: Option<&[u32]>) {
+            assert_eq!(truncation.apply(vec![1, 2, 3], special_tokens).as_deref(), expected);
+        }
+        check(Truncation::Last(2), 1, Some(&[2, 3]));
+        check(Truncation::First(2), 1, Some(&[1, 2]));
+        check(Truncation::LastWithSpecialTokens(2), 0, Some(&[2, 3]));
+        check(Truncation::LastWithSpecialTokens(2), 1, None);
+        check(Truncation::LastWithSpecialTokens(3), 1, Some(&[1, 2, 3]));
+        check(Truncation::Last(9), 0, Some(&[1, 2, 3]));
     }
 }

@@ -152,3 +152,50 @@ fn expand(out: &mut String, format: &str, now: u64) -> Option<()> {
     out.push_str(&strftime(format, now)?);
     Some(())
 }
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    /// Expected texts were printed by Python's `datetime.fromtimestamp(now, timezone.utc)` without its zone.
+    #[track_caller]
+    fn check(format: &str, now: u64, expected: Option<&str>) {
+        assert_eq!(strftime(format, now).as_deref(), expected, "{format} at {now}");
+    }
+
+    #[test]
+    fn dates_are_civil_across_leap_years() {
+        check("%Y-%m-%d %j %A", 0, Some("1970-01-01 001 Thursday"));
+        check("%Y-%m-%d %j %a", 951_782_400, Some("2000-02-29 060 Tue"));
+        check("%Y-%m-%d %j %a", 978_220_800, Some("2000-12-31 366 Sun"));
+        check("%Y-%m-%d %j %a", 4_107_542_400, Some("2100-03-01 060 Mon"));
+        check("%Y-%m-%d", 1_767_225_599, Some("2025-12-31"));
+        check("%Y-%m-%d", 1_767_225_600, Some("2026-01-01"));
+    }
+
+    #[test]
+    fn directives_are_glibcs() {
+        let now = 1_768_480_205;
+        check("%d %b %Y, %B %-d %e %y", now, Some("15 Jan 2026, January 15 15 26"));
+        check("%H:%M:%S %I %p %f", now, Some("12:30:05 12 PM 000000"));
+        check(
+            "%c|%x|%X|%F|%T|%D|%R",
+            now,
+            Some("Thu Jan 15 12:30:05 2026|01/15/26|12:30:05|2026-01-15|12:30:05|01/15/26|12:30"),
+        );
+        check("%u %w %Z%z%%%n%t", now, Some("4 4 %\n\t"));
+        check("%I %-I", 0, Some("12 12"));
+        check("%e|%-d", 0, Some(" 1|1"));
+    }
+
+    #[test]
+    fn unknown_directives_are_refused() {
+        check("%Q", 0, None);
+        check("%", 0, None);
+    }
+
+    #[test]
+    fn times_beyond_all_calendars_do_not_overflow() {
+        assert!(strftime("%c", u64::MAX).is_some());
+    }
+}

@@ -51,3 +51,39 @@ pub(super) fn cut_after(mut text: String, last: &str) -> Result<String, Template
     }
     Ok(text)
 }
+
+#[cfg(test)]
+mod tests {
+    use crate::template::{ChatTemplate, TemplateError};
+    use std::collections::BTreeMap;
+
+    #[track_caller]
+    fn check(source: &str, content: &str, expected: Result<&str, TemplateError>) {
+        let template = ChatTemplate::compile(source, &BTreeMap::new()).expect(source);
+        let variables = format!(
+            r#"{{"messages": [{{"role": "assistant", "content": {content}}}], "continue_final_message": true}}"#
+        );
+        let rendered =
+            template.render_variables(serde_json::from_str(&variables).expect("JSON"), 0);
+        assert_eq!(rendered.as_deref(), expected.as_ref().map(|text| *text), "{source}");
+    }
+
+    #[test]
+    fn prompt_ends_with_the_final_message() {
+        check("<{{ messages[0].content }}>", r#""Hi, I ""#, Ok("<Hi, I "));
+        check("<{{ messages[0].content | trim }}>", r#"" Hi, I ""#, Ok("<Hi, I"));
+        check(
+            "{% for part in messages[0].content %}<{{ part.text }}>{% endfor %}",
+            r#"[{"type": "text", "text": "a"}, {"type": "text", "text": "b"}]"#,
+            Ok("<a><b"),
+        );
+    }
+
+    #[test]
+    fn message_that_is_not_rendered_cannot_be_continued() {
+        check("{# content #}", r#""a""#, Err(TemplateError::FinalMessage));
+        check("{{ messages[0].role }}", r#""a""#, Err(TemplateError::FinalMessage));
+        check("{{ messages[0].content }}", "[]", Err(TemplateError::FinalMessage));
+        check("{{ messages[0].content }}", "null", Err(TemplateError::FinalMessage));
+    }
+}

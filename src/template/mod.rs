@@ -234,3 +234,129 @@ impl io::Write for Bounded {
         Ok(())
     }
 }
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn json(text: &str) -> Map<String, Json> {
+        serde_json::from_str(text).expect(text)
+    }
+
+    #[track_caller]
+    fn check(source: &str, variables: &str, expected: &str) {
+        let template = ChatTemplate::compile(source, &BTreeMap::new()).expect(source);
+        let rendered = template.render_variables(json(variables), 0);
+        assert_eq!(rendered.as_deref(), Ok(expected), "{source}");
+    }
+
+    #[track_caller]
+    fn check_error(source: &str, expected: fn(&TemplateError) -> bool) {
+        let rendered = match ChatTemplate::compile(source, &BTreeMap::new()) {
+            Ok(template) => template.render_variables(Map::new(), 0),
+            Err(error) => Err(error),
+        };
+        assert!(rendered.as_ref().is_err_and(expected), "{source}: {rendered:?}");
+    }
+
+    #[test]
+    fn white_space_around_blocks_is_hugging_faces() {
+        check("{% if true %}\na\n  {% endif %}\nb\n", "{}", "a\nb");
+        check("  {%- set x = 1 %}\n{{ x }}", "{}", "1");
+    }
+
+    #[test]
+    fn loops_can_break_and_continue() {
+        let source = "{% for x in [1, 2, 3, 4] %}{% if x == 2 %}{% continue %}{% endif %}\
+            {% if x == 4 %}{% break %}{% endif %}{{ x }}{% endfor %}";
+        check(source, "{}", "13");
+    }
+
+    #[test]
+    fn generation_tags_leave_their_content() {
+        check("a{% generation %}b{% endgeneration %}c", "{}", "abc");
+        check("a {%- generation -%} b {%- endgeneration -%} c", "{}", "abc");
+        check("{{ '{% generation' }}", "{}", "{% generation");
+    }
+
+    #[test]
+    fn raised_exceptions_keep_their_text() {
+        let source = "{{ raise_exception('no ' ~ 'way') }}";
+        check_error(source, |error| *error == TemplateError::Raised("no way".to_owned()));
+    }
+
+    #[test]
+    fn failures_are_told_from_syntax_and_limits() {
+        check_error("{% if %}", |error| matches!(error, TemplateError::Syntax(_)));
+        check_error("{{ a.b.c }}", |error| matches!(error, TemplateError::Failed(_)));
+        check_error("{{ 'a' + [] }}", |error| matches!(error, TemplateError::Failed(_)));
+    }
+
+    #[test]
+    fn endless_work_ends() {
+        let endless =
+            "{% for a in range(10000) %}{% for b in range(10000) %}{% endfor %}{% endfor %}";
+        check_error(endless, |error| *error == TemplateError::Limit);
+        let doubling = "{% set ns = namespace(x='ab') %}{% for a in range(40) %}\
+            {% set ns.x = ns.x ~ ns.x %}{% endfor %}";
+        check_error(doubling, |error| *error == TemplateError::Limit);
+    }
+
+    #[test]
+    fn endless_output_ends() {
+        let source = "{% set x = 'x' * 1000000 %}{% for a in range(100) %}{{ x }}{% endfor %}";
+        check_error(source, |error| *error == TemplateError::Limit);
+    }
+
+    #[test]
+    fn endless_recursion_ends() {
+        let source = "{% macro f() %}{{ f() }}{% endmacro %}{{ f() }}";
+        check_error(source, |error| matches!(error, TemplateError::Failed(_)));
+    }
+
+    #[test]
+    fn special_tokens_are_variables_that_arguments_can_override() {
+        let tokens = BTreeMap::from([("bos_token".to_owned(), "<s>".to_owned())]);
+        let template = ChatTemplate::compile("{{ bos_token }}{{ eos_token }}", &tokens);
+        let template = template.expect("compile");
+        assert_eq!(template.render_variables(Map::new(), 0).as_deref(), Ok("<s>"));
+        let own = json(r#"{"bos_token": "b"}"#);
+        assert_eq!(template.render_variables(own, 0).as_deref(), Ok("b"));
+    }
+
+    #[test]
+    fn numbers_whose_digits_are_lost_are_refused() {
+        let template = ChatTemplate::compile("{{ x }}", &BTreeMap::new()).expect("compile");
+        for number in ["18446744073709551616", "-9223372036854775809", "1e20", "-0"] {
+            let variables = json(&format!(r#"{{"x": {number}}}"#));
+            assert_eq!(
+                template.render_variables(variables, 0),
+                Err(TemplateError::Number),
+                "{number}"
+            );
+        }
+        check("{{ x }}", r#"{"x": 18446744073709551615}"#, "18446744073709551615");
+        check("{{ x }}", r#"{"x": -9223372036854775808}"#, "-9223372036854775808");
+    }
+
+    #[test]
+    fn deepest_json_prints_within_the_stack() {
+        let deep = format!("{}1{}", r#"[{"a": "#.repeat(60), "}]".repeat(60));
+        let variables = format!(r#"{{"x": {deep}}}"#);
+        check("{{ x | tojson }}", &variables, &deep);
+        check("{{ x }}", &variables, &deep.replace('"', "'"));
+    }
+
+    #[test]
+    fn one_template_renders_many_chats_of_megabytes() {
+        let source = "{% for m in messages %}{{ m.role }}: {{ m.content | trim }}\n{% endfor %}";
+        let template = ChatTemplate::compile(source, &BTreeMap::new()).expect("compile");
+        let message = format!(r#"{{"role": "user", "content": "{}"}}"#, "word ".repeat(800));
+        let messages = vec![message; 1000].join(",");
+        let variables = json(&format!(r#"{{"messages": [{messages}]}}"#));
+        for _ in 0..2 {
+            let text = template.render_variables(variables.clone(), 0).expect("render");
+            assert_eq!(text.len(), 1000 * ("user: \n".len() + 800 * 5 - 1));
+        }
+    }
+}

@@ -6,10 +6,11 @@
 //! 2. Content becomes parts: null is none, a text is one. Of a `system` message, a first line that starts with
 //!    `x-anthropic-billing-header` is dropped from each part.
 //! 3. For a template that takes texts, parts are joined by newlines. For one that walks over content, they stay a
-//!    list of `{type: text, text}`, except in `tool` messages, where only references to tools keep a list.
+//!    list of `{type: text, text}` with the fields that are the client's own (`cache_control`), except in `tool` messages, where only references to tools keep a list.
 //! 4. Of an assistant's message, `tool_calls` (unless empty) and `reasoning` stay, the latter under both names; of a
 //!    tool's, `tool_call_id`; of any, `name` and `task`. All else is dropped.
-//! 5. Arguments of tool calls, a JSON text, become an object; what is no object becomes an empty one.
+//! 5. Arguments of tool calls, a JSON text, become an object; what is no object becomes an empty one. A call's fields are
+//!    put in the order `id`, `function` (`arguments`, `name`, others), `type`, others.
 //! 6. Tools are written anew: unknown keys go, an absent `description` or `parameters` becomes null.
 //! 7. `developer` becomes `system` where the template does not name that role, and then all system messages become
 //!    one at the front, joined by blank lines.
@@ -24,6 +25,29 @@ use serde_json::{Map, Value};
 
 /// Claude Code's line that changes with every request.
 const BILLING_HEADER: &str = "x-anthropic-billing-header";
+
+/// Fields of the engine's own kinds of content part, which it does not carry over.
+const PART_FIELDS: [&str; 19] = [
+    "audio_embeds",
+    "audio_url",
+    "closed",
+    "data",
+    "file",
+    "image_embeds",
+    "image_pil",
+    "image_url",
+    "input_audio",
+    "name",
+    "prompt_embeds",
+    "refusal",
+    "text",
+    "thinking",
+    "tool_reference",
+    "type",
+    "uuid",
+    "video_embeds",
+    "video_url",
+];
 
 /// The variables the engine would hand to the template.
 pub(super) fn variables(
@@ -97,7 +121,11 @@ fn copy(from: &Map<String, Value>, to: &mut Map<String, Value>, name: &str) {
 
 /// One part of a message's content.
 enum Part {
-    Text(String),
+    Text {
+        text: String,
+        /// Fields that no kind of part has.
+        others: Map<String, Value>,
+    },
     /// The name of a tool that is loaded later.
     ToolReference(String),
 }
@@ -105,17 +133,20 @@ enum Part {
 impl Part {
     fn into_text(self) -> String {
         match self {
-            Self::Text(text) | Self::ToolReference(text) => text,
+            Self::Text { text, .. } | Self::ToolReference(text) => text,
         }
     }
 
     fn into_value(self) -> Value {
-        let (kind, field, text) = match self {
-            Self::Text(text) => ("text", "text", text),
-            Self::ToolReference(name) => ("tool_reference", "name", name),
+        let (kind, field, text, others) = match self {
+            Self::Text { text, others } => ("text", "text", text, others),
+            Self::ToolReference(name) => ("tool_reference", "name", name, Map::new()),
         };
-        let fields = [("type", Value::from(kind)), (field, Value::from(text))];
-        fields.into_iter().map(|(name, value)| (name.to_owned(), value)).collect()
+        let mut fields = Map::new();
+        fields.insert("type".to_owned(), Value::from(kind));
+        fields.insert(field.to_owned(), Value::from(text));
+        fields.extend(others);
+        Value::Object(fields)
     }
 }
 
@@ -131,8 +162,9 @@ fn parts(content: Option<&Value>, is_system: bool) -> Result<Vec<Part>, Template
         let kind = part.get("type").and_then(Value::as_str);
         let is_plain_text = part.is_string() || kind == Some("text");
         match self::part(part, kind)? {
-            Some(Part::Text(text)) if is_system && is_plain_text => {
-                read.extend(without_billing_header(text).map(Part::Text));
+            Some(Part::Text { text, others }) if is_system && is_plain_text => {
+                let text = without_billing_header(text);
+                read.extend(text.map(|text| Part::Text { text, others }));
             }
             part => read.extend(part),
         }
@@ -142,7 +174,7 @@ fn parts(content: Option<&Value>, is_system: bool) -> Result<Vec<Part>, Template
 
 fn part(part: &Value, kind: Option<&str>) -> Result<Option<Part>, TemplateError> {
     if let Some(text) = part.as_str() {
-        return Ok(Some(Part::Text(text.to_owned())));
+        return Ok(Some(Part::Text { text: text.to_owned(), others: Map::new() }));
     }
     let field = match kind {
         Some("text" | "input_text" | "output_text") => "text",
@@ -153,10 +185,19 @@ fn part(part: &Value, kind: Option<&str>) -> Result<Option<Part>, TemplateError>
     };
     match part.get(field) {
         Some(Value::String(name)) if field == "name" => Ok(Some(Part::ToolReference(name.clone()))),
-        Some(Value::String(text)) => Ok(Some(Part::Text(text.clone()))),
+        Some(Value::String(text)) => {
+            Ok(Some(Part::Text { text: text.clone(), others: own_fields(part) }))
+        }
         None | Some(Value::Null) if matches!(kind, Some("text" | "refusal")) => Ok(None),
         _ => Err(TemplateError::Refused("content")),
     }
+}
+
+/// The fields of a part that are in none of the engine's kinds of part.
+fn own_fields(part: &Value) -> Map<String, Value> {
+    let fields = part.as_object().into_iter().flatten();
+    let own = fields.filter(|(name, _)| !PART_FIELDS.contains(&name.as_str()));
+    own.map(|(name, value)| (name.clone(), value.clone())).collect()
 }
 
 fn without_billing_header(text: String) -> Option<String> {
@@ -168,7 +209,7 @@ fn without_billing_header(text: String) -> Option<String> {
 }
 
 fn content(parts: Vec<Part>, role: &str, format: ContentFormat) -> Value {
-    let is_all_text = parts.iter().all(|part| matches!(part, Part::Text(_)));
+    let is_all_text = parts.iter().all(|part| matches!(part, Part::Text { .. }));
     let is_text = format == ContentFormat::Text || role == "tool" && is_all_text;
     if is_text {
         let mut texts = parts.into_iter().map(Part::into_text);
@@ -221,11 +262,24 @@ fn tool_call(call: &Value) -> Result<Value, TemplateError> {
         },
         _ => Value::Object(Map::new()),
     };
-    let mut function = function.clone();
-    function.insert("arguments".to_owned(), arguments);
-    let mut call = call.clone();
-    call.insert("function".to_owned(), Value::Object(function));
-    Ok(Value::Object(call))
+    let mut normal = Map::new();
+    normal.insert("arguments".to_owned(), arguments);
+    extend(&mut normal, function, &["name"]);
+    let mut normal_call = Map::new();
+    copy(call, &mut normal_call, "id");
+    normal_call.insert("function".to_owned(), Value::Object(normal));
+    extend(&mut normal_call, call, &["type"]);
+    Ok(Value::Object(normal_call))
+}
+
+/// Adds the fields of `from` that are not there yet: those in `first`, then the others in the client's order.
+fn extend(to: &mut Map<String, Value>, from: &Map<String, Value>, first: &[&str]) {
+    let known = first.iter().filter_map(|name| from.get_key_value(*name));
+    for (name, value) in known.chain(from) {
+        if !to.contains_key(name) {
+            to.insert(name.clone(), value.clone());
+        }
+    }
 }
 
 fn tool(tool: &Map<String, Value>) -> Result<Value, TemplateError> {
@@ -302,5 +356,274 @@ fn system_text(message: &Value) -> String {
             texts.join("\n")
         }
         _ => String::new(),
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::request::{Api, Input, parse};
+
+    fn chat(body: &str) -> Chat {
+        match parse(Api::Chat, body.as_bytes()).expect(body).input {
+            Input::Chat(chat) => *chat,
+            input => panic!("{body}: {input:?}"),
+        }
+    }
+
+    fn normal(messages: &str, format: ContentFormat) -> Result<String, TemplateError> {
+        let chat = chat(&format!(r#"{{"messages": {messages}}}"#));
+        variables(&chat, format, "")
+            .map(|mut variables| variables.remove("messages").unwrap_or_default().to_string())
+    }
+
+    /// Expected messages are what vLLM 0.32's own functions made of the same ones.
+    #[track_caller]
+    fn check(messages: &str, expected: &str) {
+        assert_eq!(normal(messages, ContentFormat::Text).as_deref(), Ok(expected), "{messages}");
+    }
+
+    #[track_caller]
+    fn check_parts(messages: &str, expected: &str) {
+        assert_eq!(normal(messages, ContentFormat::Parts).as_deref(), Ok(expected), "{messages}");
+    }
+
+    #[track_caller]
+    fn check_refused(messages: &str, expected: TemplateError) {
+        assert_eq!(normal(messages, ContentFormat::Text), Err(expected), "{messages}");
+    }
+
+    /// An assistant's message with one call, of these fields of `function`.
+    fn call(function: &str) -> String {
+        format!(
+            r#"[{{"role":"assistant","tool_calls":[{{"type":"function","id":"1","function":{{{function}}}}}]}}]"#
+        )
+    }
+
+    #[test]
+    fn parts_are_joined_for_templates_that_take_texts() {
+        let messages = r#"[{"role":"user","content":[{"type":"text","text":"a","cache_control":{}},"b",
+            {"type":"input_text","text":"c"},{"type":"refusal","refusal":"d"},{"type":"thinking","thinking":"e"}]}]"#;
+        check(messages, r#"[{"role":"user","content":"a\nb\nc\nd\ne"}]"#);
+        check_parts(
+            messages,
+            r#"[{"role":"user","content":[{"type":"text","text":"a","cache_control":{}},{"type":"text","text":"b"},{"type":"text","text":"c"},{"type":"text","text":"d"},{"type":"text","text":"e"}]}]"#,
+        );
+    }
+
+    #[test]
+    fn absent_content_is_empty() {
+        check(r#"[{"role":"assistant"}]"#, r#"[{"role":"assistant","content":""}]"#);
+        check(r#"[{"role":"assistant","content":null}]"#, r#"[{"role":"assistant","content":""}]"#);
+        check(r#"[{"role":"user","content":[]}]"#, r#"[{"role":"user","content":""}]"#);
+        check_parts(r#"[{"role":"assistant"}]"#, r#"[{"role":"assistant","content":[]}]"#);
+        check_parts(
+            r#"[{"role":"user","content":"a"}]"#,
+            r#"[{"role":"user","content":[{"type":"text","text":"a"}]}]"#,
+        );
+    }
+
+    #[test]
+    fn content_of_unknown_kind_is_refused() {
+        let refused = TemplateError::Refused("content");
+        check_refused(r#"[{"role":"user","content":5}]"#, refused.clone());
+        check_refused(r#"[{"role":"user","content":[{"text":"a"}]}]"#, refused.clone());
+        check_refused(
+            r#"[{"role":"user","content":[{"type":"nope","text":"a"}]}]"#,
+            refused.clone(),
+        );
+        check_refused(r#"[{"role":"user","content":[5]}]"#, refused);
+    }
+
+    #[test]
+    fn tool_results_are_texts_unless_they_refer_to_tools() {
+        let result = r#"[{"role":"tool","tool_call_id":"1","content":[{"type":"text","text":"a"},{"type":"text","text":"b"}]}]"#;
+        let expected = r#"[{"role":"tool","content":"a\nb","tool_call_id":"1"}]"#;
+        check(result, expected);
+        check_parts(result, expected);
+        let reference = r#"[{"role":"tool","content":[{"type":"tool_reference","name":"t"},{"type":"text","text":"b"}]}]"#;
+        check(reference, r#"[{"role":"tool","content":"t\nb"}]"#);
+        check_parts(
+            reference,
+            r#"[{"role":"tool","content":[{"type":"tool_reference","name":"t"},{"type":"text","text":"b"}]}]"#,
+        );
+    }
+
+    #[test]
+    fn unknown_fields_of_messages_are_dropped() {
+        check(
+            r#"[{"x":1,"content":"a","role":"user","name":"bob","task":"t","metadata":{}}]"#,
+            r#"[{"role":"user","content":"a","name":"bob","task":"t"}]"#,
+        );
+        check(
+            r#"[{"role":"user","content":"a","tool_calls":[5],"reasoning":"r","name":5}]"#,
+            r#"[{"role":"user","content":"a"}]"#,
+        );
+    }
+
+    #[test]
+    fn arguments_become_objects() {
+        #[track_caller]
+        fn check_arguments(given: &str, expected: &str) {
+            let expected = format!(
+                r#"[{{"role":"assistant","content":"","tool_calls":[{{"id":"1","function":{{"arguments":{expected},"name":"f"}},"type":"function"}}]}}]"#
+            );
+            check(&call(&format!(r#""name":"f","arguments":{given}"#)), &expected);
+        }
+        check_arguments(r#""{\"b\": 1, \"a\": [2]}""#, r#"{"b":1,"a":[2]}"#);
+        check_arguments(r#""{not json""#, "{}");
+        check_arguments(r#""[1]""#, "{}");
+        check_arguments(r#""42""#, "{}");
+        check_arguments(r#""""#, "{}");
+        check_arguments("null", "{}");
+        check_arguments(r#"{"a": 1}"#, r#"{"a":1}"#);
+        let python_only = call(r#""name":"f","arguments":"{\"a\": NaN}""#);
+        check_refused(&python_only, TemplateError::Arguments);
+    }
+
+    #[test]
+    fn fields_of_calls_are_put_in_order() {
+        check(
+            &call(r#""extra":2,"name":"f","arguments":"{}""#),
+            r#"[{"role":"assistant","content":"","tool_calls":[{"id":"1","function":{"arguments":{},"name":"f","extra":2},"type":"function"}]}]"#,
+        );
+    }
+
+    #[test]
+    fn calls_of_other_kinds_are_refused_and_none_are_dropped() {
+        let refused = TemplateError::Refused("tool_calls");
+        check_refused(r#"[{"role":"assistant","tool_calls":[5]}]"#, refused.clone());
+        check_refused(r#"[{"role":"assistant","tool_calls":{"a":1}}]"#, refused.clone());
+        check_refused(
+            r#"[{"role":"assistant","tool_calls":[{"type":"custom","custom":{}}]}]"#,
+            refused,
+        );
+        let none = r#"[{"role":"assistant","content":"a"}]"#;
+        check(r#"[{"role":"assistant","content":"a","tool_calls":[]}]"#, none);
+        check(r#"[{"role":"assistant","content":"a","tool_calls":null}]"#, none);
+    }
+
+    #[test]
+    fn reasoning_goes_by_both_names() {
+        let both =
+            r#"[{"role":"assistant","content":"a","reasoning":"r","reasoning_content":"r"}]"#;
+        check(r#"[{"role":"assistant","content":"a","reasoning":"r"}]"#, both);
+        check(r#"[{"role":"assistant","content":"a","reasoning_content":"r"}]"#, both);
+        check(
+            r#"[{"role":"assistant","content":"a","reasoning":"r","reasoning_content":"x"}]"#,
+            both,
+        );
+        check(
+            r#"[{"role":"assistant","content":"a","reasoning":null,"reasoning_content":"r"}]"#,
+            both,
+        );
+    }
+
+    #[test]
+    fn billing_header_is_dropped_from_system_messages_only() {
+        let with = |role: &str| {
+            format!(r#"[{{"role":"{role}","content":"x-anthropic-billing-header: a\nb\nc"}}]"#)
+        };
+        check(&with("system"), r#"[{"role":"system","content":"b\nc"}]"#);
+        check(
+            &with("user"),
+            r#"[{"role":"user","content":"x-anthropic-billing-header: a\nb\nc"}]"#,
+        );
+        check(
+            r#"[{"role":"system","content":"x-anthropic-billing-header: a"}]"#,
+            r#"[{"role":"system","content":""}]"#,
+        );
+        check(
+            r#"[{"role":"system","content":[{"type":"text","text":"x-anthropic-billing-header: a\n"},
+                {"type":"input_text","text":"x-anthropic-billing-header: b"},"x-anthropic-billing-header: c\nd"]}]"#,
+            r#"[{"role":"system","content":"x-anthropic-billing-header: b\nd"}]"#,
+        );
+    }
+
+    #[test]
+    fn developer_becomes_system_and_systems_become_one() {
+        check(
+            r#"[{"role":"developer","content":"D","tools":[1]},{"role":"user","content":"x"}]"#,
+            r#"[{"role":"system","content":"D"},{"role":"user","content":"x"}]"#,
+        );
+        check(
+            r#"[{"role":"developer","content":"D"},{"role":"user","content":"x"},{"role":"system","content":""},
+                {"role":"system","content":[{"type":"text","text":"p"},{"type":"text","text":"q"}]}]"#,
+            r#"[{"role":"system","content":"D\n\np\nq"},{"role":"user","content":"x"}]"#,
+        );
+        // Without a developer message, system messages stay where they are.
+        let systems = r#"[{"role":"system","content":"a"},{"role":"system","content":"b"}]"#;
+        check(systems, systems);
+    }
+
+    #[test]
+    fn developer_stays_where_the_template_knows_it() {
+        let chat = chat(r#"{"messages": [{"role": "developer", "content": "D"}]}"#);
+        let variables = variables(&chat, ContentFormat::Text, "{{ 'developer' }}").expect("normal");
+        let expected = r#"[{"role":"developer","content":"D","tools":null}]"#;
+        assert_eq!(variables["messages"].to_string(), expected);
+    }
+
+    #[track_caller]
+    fn check_variable(fields: &str, name: &str, expected: Option<&str>) {
+        let body = format!(r#"{{"messages": [{{"role": "user", "content": "x"}}], {fields}}}"#);
+        let variables = variables(&chat(&body), ContentFormat::Text, "").expect("normal");
+        let value = variables.get(name).map(Value::to_string);
+        assert_eq!(value.as_deref(), expected, "{name} of {fields}");
+    }
+
+    #[test]
+    fn tools_are_written_anew() {
+        check_variable(
+            r#""tools": [{"x": 1, "function": {"parameters": {"z": 1, "a": {}}, "y": 2, "name": "f", "strict": false}}]"#,
+            "tools",
+            Some(
+                r#"[{"type":"function","function":{"name":"f","description":null,"parameters":{"z":1,"a":{}},"strict":false}}]"#,
+            ),
+        );
+        check_variable(
+            r#""tools": [{"type": "function", "function": {"name": "f"}, "defer_loading": true}], "tool_choice": "none""#,
+            "tools",
+            Some(
+                r#"[{"type":"function","function":{"name":"f","description":null,"parameters":null,"defer_loading":true},"defer_loading":true}]"#,
+            ),
+        );
+        check_variable(r#""tools": null"#, "tools", Some("null"));
+    }
+
+    #[test]
+    fn tools_without_a_function_are_refused() {
+        for tool in [
+            r#"{"type": "function"}"#,
+            r#"{"type": "x", "function": {"name": "f"}}"#,
+            r#"{"function": {}}"#,
+        ] {
+            let body = format!(
+                r#"{{"messages": [{{"role": "user", "content": "x"}}], "tools": [{tool}]}}"#
+            );
+            let refused = variables(&chat(&body), ContentFormat::Text, "");
+            assert_eq!(refused, Err(TemplateError::Refused("tools")), "{tool}");
+        }
+    }
+
+    #[test]
+    fn arguments_for_the_template_are_passed_unless_unset() {
+        let fields = r#""chat_template_kwargs": {"a": false, "b": null, "c": "auto", "add_generation_prompt": false}"#;
+        check_variable(fields, "a", Some("false"));
+        check_variable(fields, "b", None);
+        check_variable(fields, "c", None);
+        check_variable(fields, "add_generation_prompt", Some("true"));
+        check_variable(r#""documents": [{"title": "t"}]"#, "documents", Some(r#"[{"title":"t"}]"#));
+        check_variable(r#""documents": null"#, "documents", Some("null"));
+    }
+
+    #[test]
+    fn effort_sets_thinking_unless_the_arguments_do() {
+        check_variable(r#""reasoning_effort": "low""#, "enable_thinking", Some("true"));
+        check_variable(r#""reasoning_effort": "none""#, "enable_thinking", Some("false"));
+        check_variable(r#""stream": true"#, "enable_thinking", None);
+        let fields = r#""reasoning_effort": "low", "chat_template_kwargs": {"enable_thinking": false, "reasoning_effort": "x"}"#;
+        check_variable(fields, "enable_thinking", Some("false"));
+        check_variable(fields, "reasoning_effort", Some("\"low\""));
     }
 }

@@ -341,3 +341,56 @@ fn number(value: &Value) -> String {
         Err(_) => value.to_string(),
     }
 }
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn floats_have_pythons_digits() {
+        #[track_caller]
+        fn check(number: f64, expected: &str) {
+            assert_eq!(float(number), expected);
+        }
+        check(1e5, "100000.0");
+        check(0.1, "0.1");
+        check(-1.5, "-1.5");
+        check(0.0001, "0.0001");
+        check(0.00001, "1e-05");
+        check(1.5e-7, "1.5e-07");
+        check(9_999_999_999_999_998.0, "9999999999999998.0");
+        check(1e16, "1e+16");
+        check(1.25e100, "1.25e+100");
+        check(5e-324, "5e-324");
+        check(0.1 + 0.2, "0.30000000000000004");
+        check(f64::NAN, "nan");
+        check(f64::NEG_INFINITY, "-inf");
+    }
+
+    #[test]
+    fn texts_are_quoted_as_repr_quotes_them() {
+        #[track_caller]
+        fn check(text: &str, expected: &str) {
+            let mut out = String::new();
+            quote(&mut out, text).expect("a String takes all");
+            assert_eq!(out, expected);
+        }
+        check("a", "'a'");
+        check("it's", "\"it's\"");
+        check("it's \"so\"", "'it\\'s \"so\"'");
+        check("\\ \n \r \t \0 \x7f", r"'\\ \n \r \t \x00 \x7f'");
+        check("é東😀\u{a0}\u{200b}\u{e000}", r"'é東😀\xa0\u200b\ue000'");
+    }
+
+    #[test]
+    fn dicts_find_each_key_and_keep_their_order() {
+        let names = ["b", "a", "", "zz", "c"];
+        let entries = names.iter().map(|name| ((*name).to_owned(), Value::from(*name))).collect();
+        let dict = Value::from_object(Dict::new(entries));
+        for name in names {
+            assert_eq!(dict.get_attr(name).ok(), Some(Value::from(name)), "{name}");
+        }
+        assert!(dict.get_attr("d").is_ok_and(|value| value.is_undefined()));
+        assert_eq!(dict.to_string(), "{'b': 'b', 'a': 'a', '': '', 'zz': 'zz', 'c': 'c'}");
+    }
+}
