@@ -28,8 +28,8 @@ use std::time::Duration;
 /// finds them everywhere; doubled, it is their first use that counts in a run of twenty seconds,
 /// and whoever keeps an app on one replica wins by that alone.
 const APPS: usize = 8;
-/// How much more popular the first app is than the second, and so on: the first has 28 % of
-/// sessions, the last 5 %. The commonest first block has 8 % of requests in the Claude Code
+/// How much more popular the first app is than the second, and so on: the first has 31 % of
+/// sessions, the last 6 %. The commonest first block has 8 % of requests in the Claude Code
 /// traces, 19 % in LMCache's agent trace, all of them in tau-bench's and Mooncake's.
 const APP_POPULARITY: f64 = 0.8;
 /// Tokens of an app's system prompt and tools together.
