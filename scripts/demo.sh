@@ -124,7 +124,10 @@ replay=$bin/warmpath-replay
 tokenizer=$root/.work/qwen3.warmpath
 if ! [ -f "$tokenizer" ] || [ "$bin/warmpath-prepare" -nt "$tokenizer" ]; then
     say "preparing the tokenizer"
-    foreground "$bin/warmpath-prepare" tests/data/models/qwen3 -o "$tokenizer"
+    foreground "$bin/warmpath-prepare" tests/data/models/qwen3 -o "$tokenizer" >"$run/prepare.log" 2>&1 || {
+        tail -5 "$run/prepare.log" >&2
+        fail "the tokenizer could not be prepared"
+    }
 fi
 envoy=$(scripts/envoy.sh)
 
@@ -174,12 +177,16 @@ foreground "$replay" ready --within 60 "http://127.0.0.1:$admin_port/ready" || {
     tail -5 "$run/envoy.log" >&2
     fail "Envoy did not start"
 }
-say "waiting for Warmpath to have loaded the tokenizer"
-foreground "$replay" ready --within 60 --containing "${READY_TEXT:-live}" \
-    "http://127.0.0.1:$admin_port/${READY_PATH:-ready}" || {
-    tail -5 "$run/envoy.log" >&2
-    fail "Warmpath is not ready"
-}
+case ,$only, in *,warmpath,*)
+    # Each worker has a VM that loads the tokenizer; until then Warmpath routes by load alone.
+    say "waiting until each worker has loaded the tokenizer"
+    foreground "$replay" ready --within 60 --containing "state=ready;warmpath_vms: $concurrency" \
+        "http://127.0.0.1:$admin_port/stats?filter=warmpath_vms" || {
+        tail -5 "$run/envoy.log" >&2
+        fail "Warmpath did not get ready"
+    }
+    ;;
+esac
 
 # --- play ----------------------------------------------------------------------------------------
 rm -f "$run/runs.json"
