@@ -73,30 +73,34 @@ done
 # --- what must stop when we do -----------------------------------------------------------------
 pids=()
 stop() {
-    local pid
+    local pid tries
     trap '' INT TERM
     for pid in ${pids[@]+"${pids[@]}"}; do kill "$pid" 2>/dev/null || true; done
     for pid in ${pids[@]+"${pids[@]}"}; do
-        # A process that does not go within three seconds is made to.
-        { sleep 3 && kill -9 "$pid" 2>/dev/null; } &
-        local watchdog=$!
+        tries=0
+        while kill -0 "$pid" 2>/dev/null && [ "$tries" -lt 30 ]; do
+            sleep 0.1
+            tries=$((tries + 1))
+        done
+        # What does not go within three seconds is made to.
+        kill -9 "$pid" 2>/dev/null || true
         wait "$pid" 2>/dev/null || true
-        kill "$watchdog" 2>/dev/null || true
-        wait "$watchdog" 2>/dev/null || true
     done
 }
 trap stop EXIT
 trap 'exit 130' INT
 trap 'exit 143' TERM
 
-# Runs in the background and is waited for, so that a signal is acted on at once.
-foreground() {
-    local pid status=0
+# In the background and waited for, so that a signal is acted on at once. Not for cargo: it would
+# leave its compilers running.
+attend() {
+    local pid status=0 last
     "$@" &
     pid=$!
-    pids+=("$pid")
+    last=${#pids[@]}
+    pids[last]=$pid
     wait "$pid" || status=$?
-    unset 'pids[${#pids[@]}-1]'
+    unset "pids[$last]"
     return "$status"
 }
 
@@ -110,21 +114,21 @@ mkdir -p "$run"
 
 if ! [ -d "$(rustc --print sysroot)/lib/rustlib/wasm32-wasip1" ]; then
     say "adding the Rust target wasm32-wasip1"
-    foreground rustup target add wasm32-wasip1 || fail "rustup could not add wasm32-wasip1"
+    rustup target add wasm32-wasip1 || fail "rustup could not add wasm32-wasip1"
 fi
 quiet=--quiet
 if ! [ -f "$wasm" ] || ! [ -x "$bin/warmpath-replay" ]; then
     say "building the filter and the demo's programs; the first time takes some minutes"
     quiet=
 fi
-foreground cargo build $quiet --lib --target wasm32-wasip1 --release
-foreground cargo build $quiet --bins --features demo --profile quick
+cargo build $quiet --lib --target wasm32-wasip1 --release
+cargo build $quiet --bins --features demo --profile quick
 replay=$bin/warmpath-replay
 
 tokenizer=$root/.work/qwen3.warmpath
 if ! [ -f "$tokenizer" ] || [ "$bin/warmpath-prepare" -nt "$tokenizer" ]; then
     say "preparing the tokenizer"
-    foreground "$bin/warmpath-prepare" tests/data/models/qwen3 -o "$tokenizer" >"$run/prepare.log" 2>&1 || {
+    attend "$bin/warmpath-prepare" tests/data/models/qwen3 -o "$tokenizer" >"$run/prepare.log" 2>&1 || {
         tail -5 "$run/prepare.log" >&2
         fail "the tokenizer could not be prepared"
     }
@@ -166,21 +170,21 @@ say "starting four mock replicas and Envoy (logs in .work/demo)"
 "$bin/warmpath-mock-replica" "${listen[@]}" --model "qwen3=$tokenizer" "${replica_flags[@]}" \
     >"$run/replicas.log" 2>&1 &
 pids+=($!)
-foreground "$replay" ready --within 20 "${replica_urls[@]}" || {
+attend "$replay" ready --within 20 "${replica_urls[@]}" || {
     tail -5 "$run/replicas.log" >&2
     fail "the replicas did not start"
 }
 "$envoy" -c "$run/envoy.yaml" --concurrency "$concurrency" --disable-hot-restart --log-level warn \
     >"$run/envoy.log" 2>&1 &
 pids+=($!)
-foreground "$replay" ready --within 60 "http://127.0.0.1:$admin_port/ready" || {
+attend "$replay" ready --within 60 "http://127.0.0.1:$admin_port/ready" || {
     tail -5 "$run/envoy.log" >&2
     fail "Envoy did not start"
 }
 case ,$only, in *,warmpath,*)
     # Each worker has a VM that loads the tokenizer; until then Warmpath routes by load alone.
     say "waiting until each worker has loaded the tokenizer"
-    foreground "$replay" ready --within 60 --containing "state=ready;warmpath_vms: $concurrency" \
+    attend "$replay" ready --within 60 --containing "state=ready;warmpath_vms: $concurrency" \
         "http://127.0.0.1:$admin_port/stats?filter=warmpath_vms" || {
         tail -5 "$run/envoy.log" >&2
         fail "Warmpath did not get ready"
@@ -195,7 +199,7 @@ play() {
     local workload=$1 policy=$2 requests=$3 seconds=$4 port
     case ,$only, in *",$policy,"*) ;; *) return 0 ;; esac
     eval "port=\$${policy}_port"
-    foreground "$replay" live --url "http://127.0.0.1:$port" --workload "$workload" \
+    attend "$replay" live --url "http://127.0.0.1:$port" --workload "$workload" \
         --policy "$policy" --requests "$requests" --duration "$seconds" --seed "$seed" \
         --model qwen3 "${reset[@]}" --json "$run/runs.json" || failed=1
 }
@@ -217,7 +221,7 @@ echo
 if [ -n "$serve" ]; then
     echo "Envoy and the replicas stay up until Ctrl-C. Try this, twice:"
     echo "  $curl_line"
-    while :; do foreground sleep 3600; done
+    while :; do attend sleep 3600; done
 fi
 echo "To try it by hand: ./scripts/demo.sh --serve, then"
 echo "  $curl_line"

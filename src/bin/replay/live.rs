@@ -88,7 +88,6 @@ impl Player {
         let mut planned = self.start + session.arrival;
         for turn in &session.turns {
             planned += turn.think;
-            sleep_until(planned).await;
             let (sample, answer) = self.turn(session, turn, &history, planned).await;
             planned = Instant::now();
             self.done.fetch_add(1, Ordering::Relaxed);
@@ -110,14 +109,16 @@ impl Player {
         planned: Instant,
     ) -> (Sample, String) {
         let mut reading = Reading::default();
+        // Written before the time has come, since writing it takes time too.
         let request = match self.request(session, turn, history) {
             Ok(request) => request,
             Err(error) => {
                 return (Sample { error: Some(error), ..Sample::default() }, String::new());
             }
         };
-        self.sent.fetch_add(1, Ordering::Relaxed);
+        sleep_until(planned).await;
         let sent = Instant::now();
+        self.sent.fetch_add(1, Ordering::Relaxed);
         reading.sample.lag = sent - planned;
         let exchange = self.exchange(request, sent, &mut reading);
         let outcome = timeout(PATIENCE, exchange)

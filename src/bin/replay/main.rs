@@ -130,7 +130,8 @@ async fn live(args: LiveArgs) -> Result<(), String> {
     };
     live::reset(&args.reset).await?;
     let samples = live::play(plan, gateway, &args.policy).await?;
-    let run = stats::Run::of(&args.policy, args.workload.name(), &samples);
+    let mut run = stats::Run::of(&args.policy, args.workload.name(), &samples);
+    run.count_idle_replicas(&runs);
     let lag = stats::Quantiles::of(samples.iter().map(|sample| sample.lag).collect());
     eprintln!("  {}", live::summary(&run, lag));
     let errors = run.errors;

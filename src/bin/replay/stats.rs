@@ -117,6 +117,13 @@ impl Run {
         }
     }
 
+    /// Adds a zero for each replica that earlier runs know and this one never came to.
+    pub fn count_idle_replicas(&mut self, earlier: &[Self]) {
+        for replica in earlier.iter().flat_map(|run| run.requests_per_replica.keys()) {
+            self.requests_per_replica.entry(replica.clone()).or_insert(0);
+        }
+    }
+
     /// Cached prompt tokens in all prompt tokens, 0 to 1.
     pub fn hit_rate(&self) -> f64 {
         if self.prompt_tokens == 0 {
@@ -207,6 +214,15 @@ mod tests {
         assert!((run.hit_rate() - 0.2).abs() < 1e-12);
         assert_eq!(run.gap, Quantiles { p50: 10.0, p90: 12.0, p99: 12.0 });
         let expected = [("a".to_owned(), 1), ("b".to_owned(), 1)];
+        assert_eq!(run.requests_per_replica, BTreeMap::from(expected));
+    }
+
+    #[test]
+    fn a_replica_that_got_nothing_is_counted_as_zero() {
+        let earlier = [Run::of("p", "w", &[sample("a", 1, 0), sample("b", 1, 0)])];
+        let mut run = Run::of("q", "w", &[sample("b", 1, 0)]);
+        run.count_idle_replicas(&earlier);
+        let expected = [("a".to_owned(), 0), ("b".to_owned(), 1)];
         assert_eq!(run.requests_per_replica, BTreeMap::from(expected));
     }
 
