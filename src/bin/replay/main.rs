@@ -1,2 +1,156 @@
-//! Not built.
-fn main() {}
+//! `warmpath-replay`: plays a workload against a gateway and says what came of it.
+//!
+//! Open loop: sessions arrive when the plan says, however slow the answers; only turns of one
+//! session wait for each other. It does not retry, it does not warm up, and it does not leave
+//! out slow or failed requests. Its own lateness is measured, and a run in which it was late is
+//! a failure.
+
+mod live;
+mod random;
+mod sse;
+mod stats;
+mod table;
+mod workload;
+
+use clap::{Args, Parser, Subcommand};
+use std::path::PathBuf;
+use std::process::ExitCode;
+use std::time::Duration;
+use workload::Workload;
+
+#[derive(Parser)]
+#[command(version, about = "Plays LLM workloads against a gateway and reports what came of it")]
+struct Command {
+    #[command(subcommand)]
+    action: Action,
+}
+
+#[derive(Subcommand)]
+enum Action {
+    /// Play a workload against a gateway in real time.
+    ///
+    /// Every request carries a session header and a hash of its prompt's head, which two of the
+    /// baselines route by. A real deployment would need clients that set them; Warmpath does not
+    /// read them.
+    Live(LiveArgs),
+    /// Print the table of a file of records.
+    Table {
+        /// What `live --json` wrote.
+        file: PathBuf,
+    },
+    /// Wait until every URL answers 200, and fail when that takes too long.
+    Ready {
+        /// URLs to GET.
+        #[arg(required = true)]
+        urls: Vec<String>,
+        /// Seconds to wait.
+        #[arg(long, default_value_t = 30.0)]
+        within: f64,
+        /// Text that the answer must also contain.
+        #[arg(long)]
+        containing: Option<String>,
+    },
+}
+
+/// How to play.
+#[derive(Args)]
+struct LiveArgs {
+    /// The gateway, as http://host:port.
+    #[arg(long)]
+    url: String,
+    /// What to play.
+    #[arg(long, value_enum, default_value = "conversations")]
+    workload: Workload,
+    /// What the record calls the way requests are routed.
+    #[arg(long, default_value = "direct")]
+    policy: String,
+    /// How many requests.
+    #[arg(long, default_value_t = 1500)]
+    requests: usize,
+    /// Seconds over which sessions arrive.
+    #[arg(long, default_value_t = 20.0)]
+    duration: f64,
+    /// Equal seeds give equal requests.
+    #[arg(long, default_value_t = 1)]
+    seed: u64,
+    /// The model to ask for.
+    #[arg(long, default_value = "qwen3")]
+    model: String,
+    /// Header with the session's name.
+    #[arg(long, default_value = "x-session-id")]
+    session_header: String,
+    /// Header with the hash of the prompt's first 2,000 bytes.
+    #[arg(long, default_value = "x-prompt-head")]
+    head_header: String,
+    /// Response header that names the replica.
+    #[arg(long, default_value = "x-mock-replica")]
+    replica_header: String,
+    /// Replica whose prefix cache is emptied first, as http://host:port. May be repeated.
+    #[arg(long)]
+    reset: Vec<String>,
+    /// Add the run's record to this JSON list.
+    #[arg(long)]
+    json: Option<PathBuf>,
+}
+
+/// Above this the generator itself was too slow for its times to mean anything.
+const MOST_LAG: Duration = Duration::from_millis(10);
+
+#[tokio::main(flavor = "current_thread")]
+async fn main() -> ExitCode {
+    let outcome = match Command::parse().action {
+        Action::Live(args) => live(args).await,
+        Action::Table { file } => table::read(&file).map(|runs| print!("{}", table::render(&runs))),
+        Action::Ready { urls, within, containing } => {
+            live::ready(&urls, Duration::from_secs_f64(within), containing.as_deref()).await
+        }
+    };
+    match outcome {
+        Ok(()) => ExitCode::SUCCESS,
+        Err(error) => {
+            eprintln!("warmpath-replay: {error}");
+            ExitCode::FAILURE
+        }
+    }
+}
+
+async fn live(args: LiveArgs) -> Result<(), String> {
+    let duration = Duration::from_secs_f64(args.duration);
+    let plan = workload::Plan::new(args.workload, args.requests, duration, args.seed);
+    let mut runs = match &args.json {
+        Some(path) if path.exists() => table::read(path)?,
+        _ => Vec::new(),
+    };
+    let gateway = live::Gateway {
+        url: args.url,
+        model: args.model,
+        session_header: args.session_header,
+        head_header: args.head_header,
+        replica_header: args.replica_header,
+    };
+    live::reset(&args.reset).await?;
+    let samples = live::play(plan, gateway, &args.policy).await?;
+    let mut run = stats::Run::of(&args.policy, args.workload.name(), &samples);
+    run.count_idle_replicas(&runs);
+    let lag = stats::Quantiles::of(samples.iter().map(|sample| sample.lag).collect());
+    eprintln!("  {}", live::summary(&run, lag));
+    let errors = run.errors;
+    runs.push(run);
+    if let Some(path) = &args.json {
+        table::write(path, &runs)?;
+    }
+    if errors > 0 {
+        return Err(format!(
+            "{errors} of {} requests failed: {}",
+            samples.len(),
+            live::errors(&samples)
+        ));
+    }
+    if lag.p99 > MOST_LAG.as_secs_f64() * 1e3 {
+        return Err(format!(
+            "the generator was late by {:.1} ms at p99, more than 10 ms: this machine is too busy for the figures to count",
+            lag.p99
+        ));
+    }
+    Ok(())
+}

@@ -1,0 +1,418 @@
+//! Plays a plan against a gateway over HTTP/1.1 and times what comes back.
+//!
+//! Times are the client's: from handing the request to the connection until the event is parsed.
+//! A connection that must first be opened counts, as it would for any client.
+
+use crate::sse::Events;
+use crate::stats::{Quantiles, Run, Sample};
+use crate::workload::{Exchange, Plan, Session, Turn};
+use http_body_util::{BodyExt, Full};
+use hyper::body::{Bytes, Incoming};
+use hyper::{Method, Request, Response};
+use hyper_util::client::legacy::{Client, connect::HttpConnector};
+use hyper_util::rt::TokioExecutor;
+use serde_json::Value;
+use std::collections::BTreeMap;
+use std::io::{IsTerminal, Write as _};
+use std::sync::Arc;
+use std::sync::atomic::{AtomicUsize, Ordering};
+use std::time::Duration;
+use tokio::time::{Instant, sleep, sleep_until, timeout};
+use xxhash_rust::xxh3::xxh3_64;
+
+/// Where to, and by which names.
+pub struct Gateway {
+    /// As `http://host:port`.
+    pub url: String,
+    /// The model to ask for.
+    pub model: String,
+    /// Request header with the session's name.
+    pub session_header: String,
+    /// Request header with the hash of the prompt's head.
+    pub head_header: String,
+    /// Response header that names the replica.
+    pub replica_header: String,
+}
+
+/// A request that has taken this long is given up and counted as an error. Twice the length of a
+/// whole run: a shorter limit would hide how slow a policy can be.
+const PATIENCE: Duration = Duration::from_secs(40);
+/// Bytes of the prompt's head that are hashed for the baseline that routes by them. It covers
+/// most of a system prompt, so that apps are told apart, and no user's text.
+const HEAD_BYTES: usize = 2000;
+
+type HttpClient = Client<HttpConnector, Full<Bytes>>;
+
+struct Player {
+    plan: Plan,
+    gateway: Gateway,
+    client: HttpClient,
+    start: Instant,
+    sent: AtomicUsize,
+    done: AtomicUsize,
+}
+
+/// Plays the whole plan and returns a sample for each request sent.
+///
+/// # Errors
+/// When a session's task was lost, which would be a defect here.
+pub async fn play(plan: Plan, gateway: Gateway, label: &str) -> Result<Vec<Sample>, String> {
+    let sessions = plan.sessions.len();
+    let requests = plan.requests();
+    let (sent, done) = (AtomicUsize::new(0), AtomicUsize::new(0));
+    // The start lies a little ahead, so that setting up hundreds of tasks delays none of them.
+    let start = Instant::now() + Duration::from_millis(200);
+    let player = Arc::new(Player { plan, gateway, client: client(), start, sent, done });
+    let bar = tokio::spawn(show_progress(Arc::clone(&player), requests, label.to_owned()));
+    let tasks: Vec<_> = (0..sessions)
+        .map(|index| {
+            let player = Arc::clone(&player);
+            tokio::spawn(async move { player.session(index).await })
+        })
+        .collect();
+    let mut samples = Vec::with_capacity(requests);
+    for task in tasks {
+        samples.extend(task.await.map_err(|error| error.to_string())?);
+    }
+    bar.abort();
+    clear_progress();
+    Ok(samples)
+}
+
+impl Player {
+    /// Plays one session; a failed turn ends it, since the next would lack its answer.
+    async fn session(&self, index: usize) -> Vec<Sample> {
+        let mut samples = Vec::new();
+        let Some(session) = self.plan.sessions.get(index) else { return samples };
+        let mut history: Vec<Exchange> = Vec::new();
+        let mut planned = self.start + session.arrival;
+        for turn in &session.turns {
+            planned += turn.think;
+            let (sample, answer) = self.turn(session, turn, &history, planned).await;
+            planned = Instant::now();
+            self.done.fetch_add(1, Ordering::Relaxed);
+            let failed = sample.error.is_some();
+            samples.push(sample);
+            if failed {
+                break;
+            }
+            history.push(Exchange { text: turn.text.clone(), answer });
+        }
+        samples
+    }
+
+    async fn turn(
+        &self,
+        session: &Session,
+        turn: &Turn,
+        history: &[Exchange],
+        planned: Instant,
+    ) -> (Sample, String) {
+        let mut reading = Reading::default();
+        // Written before the time has come, since writing it takes time too.
+        let request = match self.request(session, turn, history) {
+            Ok(request) => request,
+            Err(error) => {
+                return (Sample { error: Some(error), ..Sample::default() }, String::new());
+            }
+        };
+        sleep_until(planned).await;
+        let sent = Instant::now();
+        self.sent.fetch_add(1, Ordering::Relaxed);
+        reading.sample.lag = sent - planned;
+        let exchange = self.exchange(request, sent, &mut reading);
+        let outcome = timeout(PATIENCE, exchange)
+            .await
+            .unwrap_or_else(|_| Err(format!("no end within {} s", PATIENCE.as_secs())));
+        reading.sample.whole = sent.elapsed();
+        reading.sample.error = outcome.and_then(|()| reading.missing()).err();
+        (reading.sample, reading.answer)
+    }
+
+    fn request(
+        &self,
+        session: &Session,
+        turn: &Turn,
+        history: &[Exchange],
+    ) -> Result<Request<Full<Bytes>>, String> {
+        let body = self.plan.body(session, turn, history, &self.gateway.model);
+        let head = self.plan.head(session).as_bytes();
+        let head = head.get(..HEAD_BYTES).unwrap_or(head);
+        Request::builder()
+            .method(Method::POST)
+            .uri(format!("{}/v1/chat/completions", self.gateway.url))
+            .header("content-type", "application/json")
+            .header(&self.gateway.session_header, &session.name)
+            .header(&self.gateway.head_header, format!("{:016x}", xxh3_64(head)))
+            .body(Full::new(Bytes::from(body.to_string())))
+            .map_err(|error| error.to_string())
+    }
+
+    async fn exchange(
+        &self,
+        request: Request<Full<Bytes>>,
+        sent: Instant,
+        reading: &mut Reading,
+    ) -> Result<(), String> {
+        let response = self.client.request(request).await.map_err(|error| chain(&error))?;
+        reading.sample.replica = replica(&response, &self.gateway.replica_header);
+        if !response.status().is_success() {
+            let status = response.status();
+            let body = response.into_body().collect().await.map_err(|error| chain(&error))?;
+            let text: String =
+                String::from_utf8_lossy(&body.to_bytes()).chars().take(200).collect();
+            return Err(format!("{}: {}", status.as_u16(), text.trim()));
+        }
+        let mut body = response.into_body();
+        let mut events = Events::default();
+        while let Some(frame) = body.frame().await {
+            let frame = frame.map_err(|error| chain(&error))?;
+            let Some(chunk) = frame.data_ref() else { continue };
+            let now = sent.elapsed();
+            for event in events.push(chunk) {
+                reading.event(&event, now)?;
+            }
+        }
+        Ok(())
+    }
+}
+
+/// What is known of an answer so far.
+#[derive(Default)]
+struct Reading {
+    sample: Sample,
+    answer: String,
+    last_token: Duration,
+    usage: bool,
+    done: bool,
+}
+
+impl Reading {
+    fn event(&mut self, data: &str, now: Duration) -> Result<(), String> {
+        if data == "[DONE]" {
+            self.done = true;
+            return Ok(());
+        }
+        let event: Value = serde_json::from_str(data).map_err(|error| format!("event: {error}"))?;
+        if let Some(error) = event.get("error") {
+            return Err(format!("in the stream: {error}"));
+        }
+        let content = event.pointer("/choices/0/delta/content").and_then(Value::as_str);
+        if let Some(content) = content.filter(|content| !content.is_empty()) {
+            self.answer.push_str(content);
+            match self.sample.first_token {
+                None => self.sample.first_token = Some(now),
+                Some(_) => self.sample.gaps.push(now.saturating_sub(self.last_token)),
+            }
+            self.last_token = now;
+        }
+        if let Some(prompt) = event.pointer("/usage/prompt_tokens").and_then(Value::as_u64) {
+            let cached = event.pointer("/usage/prompt_tokens_details/cached_tokens");
+            self.usage = true;
+            self.sample.prompt_tokens = prompt;
+            self.sample.cached_tokens = cached.and_then(Value::as_u64).unwrap_or_default();
+        }
+        Ok(())
+    }
+
+    /// An answer that ended well has an end, a token and its usage.
+    fn missing(&self) -> Result<(), String> {
+        let parts = [
+            (self.done, "the stream was cut short"),
+            (self.sample.first_token.is_some(), "the stream had no content"),
+            (self.usage, "the stream had no usage"),
+        ];
+        let missing = parts.iter().find(|(present, _)| !present);
+        missing.map_or(Ok(()), |(_, what)| Err((*what).to_owned()))
+    }
+}
+
+fn replica(response: &Response<Incoming>, header: &str) -> Option<String> {
+    Some(response.headers().get(header)?.to_str().ok()?.to_owned())
+}
+
+fn client() -> HttpClient {
+    let mut connector = HttpConnector::new();
+    // Requests of some kilobytes would otherwise wait for acknowledgements of their first part.
+    connector.set_nodelay(true);
+    Client::builder(TokioExecutor::new()).build(connector)
+}
+
+/// An error with its causes: the outermost alone says only "client error".
+fn chain(error: &dyn std::error::Error) -> String {
+    let mut text = error.to_string();
+    let mut source = error.source();
+    while let Some(cause) = source {
+        text = format!("{text}: {cause}");
+        source = cause.source();
+    }
+    text
+}
+
+/// Empties the prefix cache of each replica.
+///
+/// # Errors
+/// When one cannot be reached or refuses.
+pub async fn reset(replicas: &[String]) -> Result<(), String> {
+    let client = client();
+    for replica in replicas {
+        let url = format!("{replica}/reset_prefix_cache");
+        let status = send(&client, Method::POST, &url).await.map_err(|e| format!("{url}: {e}"))?.0;
+        if status != 200 {
+            return Err(format!("{url}: status {status}"));
+        }
+    }
+    Ok(())
+}
+
+/// Waits until every URL answers 200 with the given text.
+///
+/// # Errors
+/// When `within` has passed; it names the URL and its last answer.
+pub async fn ready(
+    urls: &[String],
+    within: Duration,
+    containing: Option<&str>,
+) -> Result<(), String> {
+    let (client, deadline) = (client(), Instant::now() + within);
+    for url in urls {
+        loop {
+            let last = match send(&client, Method::GET, url).await {
+                Ok((200, body)) if containing.is_none_or(|text| body.contains(text)) => break,
+                Ok((200, _)) => format!("no {:?} in the answer", containing.unwrap_or_default()),
+                Ok((status, _)) => format!("status {status}"),
+                Err(error) => error,
+            };
+            if Instant::now() > deadline {
+                return Err(format!("{url} is not ready after {} s: {last}", within.as_secs_f64()));
+            }
+            sleep(Duration::from_millis(50)).await;
+        }
+    }
+    Ok(())
+}
+
+async fn send(client: &HttpClient, method: Method, url: &str) -> Result<(u16, String), String> {
+    let request = Request::builder().method(method).uri(url).body(Full::new(Bytes::new()));
+    let request = request.map_err(|error| error.to_string())?;
+    let response = timeout(Duration::from_secs(5), client.request(request));
+    let response = response.await.map_err(|_| "no answer".to_owned())?.map_err(|e| chain(&e))?;
+    let status = response.status().as_u16();
+    let body = response.into_body().collect().await.map_err(|error| chain(&error))?;
+    Ok((status, String::from_utf8_lossy(&body.to_bytes()).into_owned()))
+}
+
+/// The distinct errors of a run, commonest first, each with its count.
+pub fn errors(samples: &[Sample]) -> String {
+    let mut counts: BTreeMap<&str, usize> = BTreeMap::new();
+    for error in samples.iter().filter_map(|sample| sample.error.as_deref()) {
+        *counts.entry(error).or_default() += 1;
+    }
+    let mut counts: Vec<_> = counts.into_iter().collect();
+    counts.sort_by_key(|(_, count)| std::cmp::Reverse(*count));
+    let shown = counts.iter().take(5).map(|(error, count)| format!("{count} x {error}"));
+    shown.collect::<Vec<_>>().join("; ")
+}
+
+/// One line on a run that has ended.
+pub fn summary(run: &Run, lag: Quantiles) -> String {
+    format!(
+        "{:<18} {} requests, hit rate {:.1} %, TTFT p99 {:.0} ms, generator lag p99 {:.1} ms",
+        run.policy,
+        run.requests,
+        run.hit_rate() * 100.0,
+        run.first_token.p99,
+        lag.p99
+    )
+}
+
+const BAR_CELLS: usize = 30;
+
+async fn show_progress(player: Arc<Player>, requests: usize, label: String) {
+    if !std::io::stderr().is_terminal() {
+        return;
+    }
+    loop {
+        let done = player.done.load(Ordering::Relaxed);
+        let in_flight = player.sent.load(Ordering::Relaxed).saturating_sub(done);
+        let bar = "#".repeat(done * BAR_CELLS / requests.max(1));
+        eprint!("\r  {label:<18} [{bar:<BAR_CELLS$}] {done}/{requests}, {in_flight} in flight   ");
+        let _ = std::io::stderr().flush();
+        sleep(Duration::from_millis(250)).await;
+    }
+}
+
+fn clear_progress() {
+    if std::io::stderr().is_terminal() {
+        eprint!("\r{:78}\r", "");
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn at(milliseconds: u64) -> Duration {
+        Duration::from_millis(milliseconds)
+    }
+
+    fn content(text: &str) -> String {
+        serde_json::json!({ "choices": [{ "delta": { "content": text } }] }).to_string()
+    }
+
+    #[test]
+    fn the_first_content_event_is_the_first_token() {
+        let mut reading = Reading::default();
+        reading
+            .event(r#"{"choices":[{"delta":{"role":"assistant","content":""}}]}"#, at(5))
+            .unwrap();
+        assert_eq!(reading.sample.first_token, None);
+        reading.event(&content(" a"), at(40)).unwrap();
+        reading.event(&content(" b"), at(55)).unwrap();
+        assert_eq!(reading.sample.first_token, Some(at(40)));
+        assert_eq!(reading.sample.gaps, [at(15)]);
+        assert_eq!(reading.answer, " a b");
+    }
+
+    #[test]
+    fn usage_comes_from_the_chunk_without_choices() {
+        let mut reading = Reading::default();
+        let usage = r#"{"choices":[],"usage":{"prompt_tokens":90,"prompt_tokens_details":{"cached_tokens":64}}}"#;
+        reading.event(usage, at(1)).unwrap();
+        assert_eq!((reading.sample.prompt_tokens, reading.sample.cached_tokens), (90, 64));
+        let mut reading = Reading::default();
+        reading.event(r#"{"choices":[],"usage":null}"#, at(1)).unwrap();
+        assert!(!reading.usage);
+    }
+
+    #[track_caller]
+    fn check_missing(events: &[&str], expected: Result<(), &str>) {
+        let mut reading = Reading::default();
+        for event in events {
+            reading.event(event, at(1)).unwrap();
+        }
+        assert_eq!(reading.missing(), expected.map_err(str::to_owned));
+    }
+
+    #[test]
+    fn an_answer_without_an_end_or_a_token_or_usage_is_an_error() {
+        let (token, usage) = (content("a"), r#"{"choices":[],"usage":{"prompt_tokens":9}}"#);
+        check_missing(&[&token, usage, "[DONE]"], Ok(()));
+        check_missing(&[&token, usage], Err("the stream was cut short"));
+        check_missing(&[usage, "[DONE]"], Err("the stream had no content"));
+        check_missing(&[&token, "[DONE]"], Err("the stream had no usage"));
+    }
+
+    #[test]
+    fn an_error_event_ends_the_reading() {
+        let outcome = Reading::default().event(r#"{"error":{"code":500}}"#, at(1));
+        assert_eq!(outcome, Err(r#"in the stream: {"code":500}"#.to_owned()));
+    }
+
+    #[test]
+    fn errors_are_listed_by_how_common_they_are() {
+        let failed = |error: &str| Sample { error: Some(error.to_owned()), ..Sample::default() };
+        let samples = [failed("a"), failed("b"), Sample::default(), failed("b")];
+        assert_eq!(errors(&samples), "2 x b; 1 x a");
+    }
+}
