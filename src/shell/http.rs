@@ -10,7 +10,7 @@ use crate::replicas::{Moment, ReplicaId};
 use crate::request::{self, Api, Prompt};
 use crate::route::{self, Decision, PromptKnowledge, Question, Reason};
 use crate::share::log::Record;
-use crate::tokens::blocks::{Chain, ChainSeed};
+use crate::tokens::blocks::{BlockHash, Chain, ChainSeed};
 use proxy_wasm::traits::{Context, HttpContext};
 use proxy_wasm::types::Action;
 use std::cell::RefCell;
@@ -25,7 +25,7 @@ struct Routed {
     replica: ReplicaId,
     address: String,
     decision: Decision,
-    model: Option<(Rc<Model>, String)>,
+    /// Where the prompt's tokens are known.
     prompt: Option<PromptFacts>,
     began: Moment,
     tokens_charged: bool,
@@ -34,6 +34,8 @@ struct Routed {
 
 /// What is remembered of a prompt.
 struct PromptFacts {
+    model: Rc<Model>,
+    model_name: String,
     usage_is_comparable: bool,
 }
 
@@ -43,7 +45,7 @@ enum Phase {
     /// The body is being held.
     Holding { api: Api, cluster: String, held: usize },
     /// The request has gone on.
-    Sent { api: Api, routed: Option<Box<Routed>> },
+    Sent { api: Api, routed: Box<Routed> },
 }
 
 /// See the module.
@@ -135,15 +137,16 @@ impl Stream {
         });
         let took = host::now().since(began).as_micros();
         meters::record(&metrics::DECISION, &[], u64::try_from(took).unwrap_or(u64::MAX));
-        let Some((decision, routed)) = routed else {
-            self.unrouted(Reason::HostError);
-            return;
-        };
-        meters::add(&metrics::REQUESTS, &[decision.reason.as_str()], 1);
-        if self.wants_explain {
-            self.explain = Some(decision.explain());
+        match routed.unwrap_or(Err(Reason::HostError)) {
+            Err(reason) => self.unrouted(reason),
+            Ok(routed) => {
+                meters::add(&metrics::REQUESTS, &[routed.decision.reason.as_str()], 1);
+                if self.wants_explain {
+                    self.explain = Some(routed.decision.explain());
+                }
+                self.phase = Phase::Sent { api, routed: Box::new(routed) };
+            }
         }
-        self.phase = Phase::Sent { api, routed: routed.map(Box::new) };
     }
 
     /// The held body, read once: its size so far is what the last callback said.
@@ -153,7 +156,7 @@ impl Stream {
     }
 
     fn response_began(&mut self) {
-        let Phase::Sent { api, routed: Some(routed) } = &mut self.phase else { return };
+        let Phase::Sent { api, routed } = &mut self.phase else { return };
         let address = host::property(&["upstream", "address"]);
         if let Some(address) = address.filter(|address| *address != routed.address) {
             let moved = self.shared.as_ref().and_then(|shared| {
@@ -178,7 +181,7 @@ impl Stream {
     }
 
     fn answer_began(&mut self, streamed: bool) {
-        let Phase::Sent { routed: Some(routed), .. } = &mut self.phase else { return };
+        let Phase::Sent { routed, .. } = &mut self.phase else { return };
         if !std::mem::take(&mut routed.tokens_charged) {
             return;
         }
@@ -196,10 +199,9 @@ impl Stream {
 
     /// Accounts for the request once, at its end.
     fn end(&mut self) {
-        let Phase::Sent { routed, .. } = std::mem::replace(&mut self.phase, Phase::Idle) else {
+        let Phase::Sent { mut routed, .. } = std::mem::replace(&mut self.phase, Phase::Idle) else {
             return;
         };
-        let Some(mut routed) = routed else { return };
         let class = match self.status {
             Some(200) => None,
             Some(300..400) => Some("3xx"),
@@ -333,14 +335,15 @@ fn read_prompt(shared: &Shared, api: Api, body: &[u8]) -> Result<Known, Reason> 
     Ok(Known { prompt, tokens, model, index })
 }
 
-/// Decides, sets the header, charges the choice and tells the other VMs.
+/// Decides, sets the header, charges the choice and tells the other VMs. An error leaves the
+/// choice to Envoy.
 fn route(
     shared: &mut Shared,
     cluster: &str,
     known: Result<Known, Reason>,
     body_bytes: usize,
     began: Moment,
-) -> (Decision, Option<Routed>) {
+) -> Result<Routed, Reason> {
     shared.has_traffic = true;
     shared.streams = shared.streams.wrapping_add(1);
     let now = host::now();
@@ -365,9 +368,9 @@ fn route(
         tie_seed: shared.link.vm() ^ shared.streams,
     };
     let decision = shared.link.decide(now, |view| route::decide(&config.route, view, &question));
-    let Some(chosen) = decision.chosen() else { return (decision, None) };
+    let Some(chosen) = decision.chosen() else { return Err(decision.reason) };
     if !host::set_request_header(ROUTING_HEADER, &decision.header()) {
-        return (Decision::unrouted(Reason::HostError), None);
+        return Err(Reason::HostError);
     }
     let (replica, address) = (chosen.id, chosen.address.clone());
     if let Some((replica, parent, blocks)) = decision.new_blocks() {
@@ -375,26 +378,23 @@ fn route(
     }
     shared.link.charge(replica, decision.uncached_tokens(), now);
     shared.link.publish(now);
-    let own_name = names.first().cloned().unwrap_or_default();
-    let known = known.ok();
-    if known.is_some() {
+    let prompt = known.ok().map(|known| {
+        let model_name = names.first().cloned().unwrap_or_default();
         let cached = chosen.overlap_tokens.into();
-        meters::add(&metrics::PROMPT_TOKENS, &[&own_name], decision.prompt_tokens.into());
-        meters::add(&metrics::PREDICTED_CACHED_TOKENS, &[&own_name], cached);
-    }
-    let routed = Routed {
+        meters::add(&metrics::PROMPT_TOKENS, &[&model_name], decision.prompt_tokens.into());
+        meters::add(&metrics::PREDICTED_CACHED_TOKENS, &[&model_name], cached);
+        let usage_is_comparable = known.prompt.usage_is_comparable;
+        PromptFacts { model: known.model, model_name, usage_is_comparable }
+    });
+    Ok(Routed {
         replica,
         address,
-        prompt: known
-            .as_ref()
-            .map(|known| PromptFacts { usage_is_comparable: known.prompt.usage_is_comparable }),
-        model: known.map(|known| (known.model, own_name)),
-        decision: decision.clone(),
+        decision,
+        prompt,
         began,
         tokens_charged: true,
         served_elsewhere: false,
-    };
-    (decision, Some(routed))
+    })
 }
 
 /// Moves a request's charge and blocks to the replica that really served it.
@@ -420,9 +420,7 @@ fn move_to(shared: &mut Shared, routed: &mut Routed, address: &str) -> Option<()
 /// Takes in what a complete response proved.
 fn learn(shared: &mut Shared, routed: &mut Routed, feedback: &Feedback) {
     let usage = feedback.usage();
-    let Some(((model, name), prompt)) = routed.model.as_ref().zip(routed.prompt.as_ref()) else {
-        return;
-    };
+    let Some(prompt) = &routed.prompt else { return };
     let carried = match usage {
         Some(Usage { cached_tokens: Some(_), .. }) => "cached",
         Some(_) => "no_cached",
@@ -434,10 +432,10 @@ fn learn(shared: &mut Shared, routed: &mut Routed, feedback: &Feedback) {
         return;
     }
     if let Some(usage) = usage {
-        compare(name, routed, usage);
+        compare(&prompt.model_name, routed, usage);
     }
     let Some(answer) = feedback.exact_answer() else { return };
-    let Ok(ids) = model.answer_ids(answer) else { return };
+    let Ok(ids) = prompt.model.answer_ids(answer) else { return };
     let cached = feedback::cached_answer_tokens(ids.len(), usage);
     let Some(chain) = &mut routed.decision.chain else { return };
     if let Some((parent, blocks)) = extended(chain, ids.get(..cached).unwrap_or_default()) {
@@ -446,10 +444,7 @@ fn learn(shared: &mut Shared, routed: &mut Routed, feedback: &Feedback) {
 }
 
 /// The blocks that the answer completes, behind the prompt's.
-fn extended(
-    chain: &mut Chain,
-    answer: &[u32],
-) -> Option<(Option<crate::tokens::blocks::BlockHash>, Vec<crate::tokens::blocks::BlockHash>)> {
+fn extended(chain: &mut Chain, answer: &[u32]) -> Option<(Option<BlockHash>, Vec<BlockHash>)> {
     let before = chain.hashes().len();
     chain.extend(answer);
     let (old, new) = chain.hashes().split_at_checked(before)?;

@@ -89,8 +89,9 @@ impl Poller {
         }
     }
 
-    pub fn is_leading(&self) -> bool {
-        self.leading.is_some()
+    /// Whether this VM leads, or is about to: what it holds for the first time it mostly keeps.
+    pub fn holds_lease(&self) -> bool {
+        self.held.is_some()
     }
 
     /// Holds the lease if it may, and if so asks who is due and publishes what changed.

@@ -42,7 +42,7 @@ impl Shared {
         self.poller.tick(&mut self.link, now, self.has_traffic);
         // The leader is the main thread's VM as a rule, which routes nothing and so needs no
         // tokenizer: it is some tens of megabytes.
-        if self.has_traffic || !self.poller.is_leading() {
+        if self.has_traffic || !self.poller.holds_lease() {
             self.models.tick(now);
         }
         self.link.set_ready(self.models.all_ready());
