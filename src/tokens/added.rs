@@ -40,7 +40,7 @@ pub(super) struct AddedTokens {
 pub(super) struct Matcher {
     tokens: HashMap<Box<str>, AddedToken>,
     /// Bytes that tokens start with.
-    starts: [bool; 256],
+    starts: Box<[bool; 256]>,
     /// Lengths of the tokens that start with a byte, longest first.
     lengths: Box<[Vec<u16>; 256]>,
 }
@@ -78,7 +78,7 @@ impl Matcher {
             list.sort_unstable_by(|a, b| b.cmp(a));
             list.dedup();
         }
-        let mut starts = [false; 256];
+        let mut starts = Box::new([false; 256]);
         for (starts, list) in starts.iter_mut().zip(lengths.iter()) {
             *starts = !list.is_empty();
         }
