@@ -4,6 +4,7 @@
 //! so that a chosen text can match where no token stands, inside a character even; hence this matcher.
 
 use hashbrown::HashMap;
+use tokenizers::pre_tokenizers::whitespace::is_word_char;
 
 /// Most added tokens a file may declare. Gemma 3 has 6,415; more than this is a damaged file.
 pub(super) const MAX_ADDED_TOKENS: usize = 1 << 16;
@@ -38,6 +39,8 @@ pub(super) struct AddedTokens {
 /// Finds added tokens in a text.
 pub(super) struct Matcher {
     tokens: HashMap<Box<str>, AddedToken>,
+    /// Bytes that tokens start with.
+    starts: Box<[bool; 256]>,
     /// Lengths of the tokens that start with a byte, longest first.
     lengths: Box<[Vec<u16>; 256]>,
 }
@@ -75,8 +78,12 @@ impl Matcher {
             list.sort_unstable_by(|a, b| b.cmp(a));
             list.dedup();
         }
+        let mut starts = Box::new([false; 256]);
+        for (starts, list) in starts.iter_mut().zip(lengths.iter()) {
+            *starts = !list.is_empty();
+        }
         let tokens = tokens.into_iter().map(|t| (t.content.clone().into_boxed_str(), t)).collect();
-        Self { tokens, lengths }
+        Self { tokens, starts, lengths }
     }
 
     /// How many tokens it knows.
@@ -94,17 +101,20 @@ impl Matcher {
         if self.tokens.is_empty() {
             return None;
         }
-        for (ahead, &byte) in text.as_bytes().get(from..)?.iter().enumerate() {
-            let Some(lengths) = self.lengths.get(usize::from(byte)) else { continue };
-            let start = from + ahead;
-            for &length in lengths {
+        let mut start = from;
+        loop {
+            let rest = text.as_bytes().get(start..)?;
+            let starts = |&byte: &u8| self.starts.get(usize::from(byte)) == Some(&true);
+            start += rest.iter().position(starts)?;
+            let first = usize::from(*text.as_bytes().get(start)?);
+            for &length in self.lengths.get(first)? {
                 let end = start + usize::from(length);
                 if let Some(token) = text.get(start..end).and_then(|found| self.tokens.get(found)) {
                     return Some((start, end, token));
                 }
             }
+            start += 1;
         }
-        None
     }
 }
 
@@ -149,6 +159,6 @@ impl<'t> Iterator for Pieces<'_, 't> {
 }
 
 fn stands_alone(before: &str, after: &str) -> bool {
-    let is_word = |c: char| c.is_alphanumeric() || c == '_';
-    !before.chars().next_back().is_some_and(is_word) && !after.chars().next().is_some_and(is_word)
+    !before.chars().next_back().is_some_and(is_word_char)
+        && !after.chars().next().is_some_and(is_word_char)
 }

@@ -2,7 +2,7 @@
 //!
 //! Three lookups, all bounds-checked, so that damaged tables give wrong ids but neither a trap nor an endless loop:
 //! a word that is a token and encodes to itself, an atom (byte or character), and the merge of two ids.
-//! It keeps no cache of words: prompts repeat as prefixes, which are remembered as a whole elsewhere.
+//! A small cache of words stands before them: the tables are megabytes, the words of one text mostly fit a processor's cache.
 
 use super::EncodeError;
 use std::cmp::Reverse;
@@ -81,9 +81,55 @@ pub(super) struct MergeScratch {
     previous: Vec<u32>,
     next: Vec<u32>,
     heap: BinaryHeap<Reverse<u64>>,
+    cache: WordCache,
 }
 
 const NO_PAIR: u64 = u64::MAX;
+
+/// Slots of the word cache, half a megabyte a VM. Halved, code and prose evict each other; doubled, it leaves the
+/// processor's second-level cache.
+const CACHE_SLOTS: usize = 1 << 13;
+/// Longest word that is cached, in bytes.
+const CACHED_BYTES: usize = 32;
+/// Most ids a cached word has.
+const CACHED_IDS: usize = 6;
+
+/// Words seen lately, one to a slot. The whole word is compared, so a hit is exact.
+#[derive(Default)]
+struct WordCache {
+    slots: Vec<CachedWord>,
+}
+
+#[derive(Clone, Default)]
+struct CachedWord {
+    length: u8,
+    count: u8,
+    word: [u8; CACHED_BYTES],
+    ids: [u32; CACHED_IDS],
+}
+
+impl WordCache {
+    fn ids(&self, hash: u64, word: &[u8]) -> Option<&[u32]> {
+        let slot = self.slots.get(hash as usize % CACHE_SLOTS)?;
+        let same = slot.word.get(..usize::from(slot.length)) == Some(word);
+        slot.ids.get(..usize::from(slot.count)).filter(|_| same)
+    }
+
+    fn keep(&mut self, hash: u64, word: &[u8], ids: &[u32]) {
+        if self.slots.is_empty() {
+            self.slots = vec![CachedWord::default(); CACHE_SLOTS];
+        }
+        let Some(slot) = self.slots.get_mut(hash as usize % CACHE_SLOTS) else { return };
+        if let (Some(bytes), Some(numbers)) =
+            (slot.word.get_mut(..word.len()), slot.ids.get_mut(..ids.len()))
+        {
+            bytes.copy_from_slice(word);
+            numbers.copy_from_slice(ids);
+            slot.length = word.len() as u8;
+            slot.count = ids.len() as u8;
+        }
+    }
+}
 
 impl MergeScratch {
     /// What the last word became.
@@ -161,7 +207,13 @@ impl Tables<'_> {
         if word.is_empty() {
             return Ok(());
         }
-        if let Some(id) = self.word(word.as_bytes()) {
+        let hash = word_hash(word.as_bytes());
+        if let Some(cached) = scratch.cache.ids(hash, word.as_bytes()) {
+            ids.extend_from_slice(cached);
+            return Ok(());
+        }
+        if let Some(id) = self.word_at(hash, word.as_bytes()) {
+            scratch.cache.keep(hash, word.as_bytes(), &[id]);
             ids.push(id);
             return Ok(());
         }
@@ -172,6 +224,7 @@ impl Tables<'_> {
             )));
         }
         self.merge_word(word, scratch);
+        scratch.cache.keep(hash, word.as_bytes(), &scratch.symbols);
         ids.extend_from_slice(&scratch.symbols);
         Ok(())
     }
@@ -270,7 +323,7 @@ impl Tables<'_> {
     }
 
     fn merge_entry(&self, entry: u64, scratch: &mut MergeScratch) -> Option<()> {
-        let MergeScratch { symbols, pairs, previous, next, heap } = scratch;
+        let MergeScratch { symbols, pairs, previous, next, heap, .. } = scratch;
         let at = entry as u32 as usize;
         let pair = *pairs.get(at)?;
         if pair == NO_PAIR || pair >> 32 != entry >> 32 {
@@ -314,7 +367,10 @@ impl Tables<'_> {
 
     /// The id of a word that is a token and encodes to itself.
     fn word(&self, word: &[u8]) -> Option<u32> {
-        let hash = word_hash(word);
+        self.word_at(word_hash(word), word)
+    }
+
+    fn word_at(&self, hash: u64, word: &[u8]) -> Option<u32> {
         let mut slot = home_slot(hash, self.words.len());
         for _ in 0..self.settings.word_probes {
             let [tag, id] = halves(*self.words.get(slot)?);
