@@ -151,11 +151,12 @@ for name in WARMPATH ROUND_ROBIN LEAST_REQUEST RING_HASH_SESSION RING_HASH_PREFI
     fill+=(-e "s|@${name}_PORT@|$port|")
 done
 
-# The secret only shows that one is needed: whoever has it sees what is cached where.
+# How fast the replicas are is all that Warmpath is told of them; 33,333 is the attention rate over
+# the prefill rate. The secret only shows that one is needed: whoever has it sees what is cached where.
 configuration=$(printf '%s' \
     '{"models": [{"name": "qwen3", "prepared": {"cluster": "tokenizers", "path": "/qwen3.warmpath"}}],' \
     ' "clusters": [{"name": "warmpath", "admin_cluster": "admin", "poll_cluster": "poll"}],' \
-    ' "cost": {"prefill_tokens_per_s": '"$prefill_rate"'},' \
+    ' "cost": {"prefill_tokens_per_s": '"$prefill_rate"', "attention_tokens": 33333},' \
     ' "explain": {"request_header": "x-warmpath-explain", "secret": "demo"}}')
 sed "${fill[@]}" -e "s|@WASM@|$wasm|" -e "s|@TOKENIZER@|$tokenizer|" \
     -e "s|@CONFIGURATION@|$configuration|" scripts/demo/envoy.yaml.in >"$run/envoy.yaml"
