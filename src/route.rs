@@ -274,10 +274,10 @@ impl Decision {
             format!("reason={}, prompt_tokens={}", self.reason.as_str(), self.prompt_tokens);
         for candidate in &self.ranked {
             let Candidate { address, overlap_tokens, cost, .. } = candidate;
-            let Cost { wait, prefill, decode, pressure } = cost;
+            let Cost { wait, prefill, stall, decode, pressure } = cost;
             text.push_str(&format!(
                 "; replica={address}, overlap_tokens={overlap_tokens}, cost_s={:.4}, wait_s={wait:.4}, \
-                 prefill_s={prefill:.4}, decode_s={decode:.4}, pressure_s={pressure:.4}",
+                 prefill_s={prefill:.4}, stall_s={stall:.4}, decode_s={decode:.4}, pressure_s={pressure:.4}",
                 cost.total()
             ));
         }
@@ -304,10 +304,15 @@ pub fn decide<'a>(config: &RouteConfig, view: &View<'a>, question: &Question<'a>
         PromptKnowledge::Tokens { tokens, .. } => u32::try_from(tokens.len()).unwrap_or(u32::MAX),
         PromptKnowledge::Unknown { estimated_tokens, .. } => estimated_tokens,
     };
-    let mut candidates: Vec<Candidate> = replicas
-        .iter()
-        .map(|replica| weigh(config, view, question, replica, &chains, prompt_tokens))
-        .collect();
+    let in_flight: f64 =
+        replicas.iter().map(|replica| f64::from(view.charges.of(replica.id).requests)).sum();
+    let request = Request {
+        prompt_tokens,
+        answer_limit: question.answer_limit,
+        neighbours: in_flight / replicas.len() as f64,
+    };
+    let mut candidates: Vec<Candidate> =
+        replicas.iter().map(|replica| weigh(config, view, &request, replica, &chains)).collect();
     candidates.sort_by(|a, b| a.cost.total().total_cmp(&b.cost.total()));
     let winner = break_tie(config, &candidates, &chains, question.tie_seed);
     if winner > 0 {
@@ -358,13 +363,19 @@ fn chains(config: &RouteConfig, replicas: &[&Replica], question: &Question<'_>) 
     chains
 }
 
+/// What is the same for every candidate.
+struct Request {
+    prompt_tokens: u32,
+    answer_limit: Option<u32>,
+    neighbours: f64,
+}
+
 fn weigh(
     config: &RouteConfig,
     view: &View<'_>,
-    question: &Question<'_>,
+    request: &Request,
     replica: &Replica,
     chains: &[Chain],
-    prompt_tokens: u32,
 ) -> Candidate {
     let block_size = replica.block_size.unwrap_or(config.default_block_size);
     let chain = chains.iter().find(|chain| chain.block_size() == block_size);
@@ -376,9 +387,10 @@ fn weigh(
     let charge = view.charges.of(replica.id);
     let load = replica.fresh_load(view.now, config.stale_after);
     let signals = Signals {
-        prompt_tokens: f64::from(prompt_tokens),
+        prompt_tokens: f64::from(request.prompt_tokens),
         cached_tokens: f64::from(overlap_tokens),
-        answer_limit: question.answer_limit.map(f64::from),
+        answer_limit: request.answer_limit.map(f64::from),
+        neighbours: request.neighbours,
         in_flight: f64::from(charge.requests),
         unfinished_tokens: charge.unfinished_tokens as f64,
         recent_tokens: charge.recent(view.now, config.cost.recent_half_life),
