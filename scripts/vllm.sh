@@ -49,7 +49,8 @@ while [ "$#" -gt 0 ]; do
 done
 case $arch in
 qwen3) tokenizer=tests/data/models/qwen3 tool_parser=hermes ;;
-llama) tokenizer=.work/models/llama3.1 tool_parser=llama3_json ;;
+# Of the parsers, one that asks for no special token: this tokenizer is of before <|python_tag|>.
+llama) tokenizer=.work/models/llama3.1 tool_parser=pythonic ;;
 *) fail "--arch $arch: expected qwen3 or llama" ;;
 esac
 model=$work/tiny-$arch run=$work/run-$arch
@@ -189,7 +190,6 @@ write_envoy_config() {
     fi
 }
 
-[ -n "${VLLM_VENV:-}" ] || mkdir -p "$work"
 [ -n "$replicas" ] && [ -d "$model" ] || set_up_venv
 set_up_model
 build
@@ -216,7 +216,9 @@ start "$run/envoy.log" "$envoy" -c "$run/envoy.yaml" --concurrency "$workers" --
 await Envoy "http://127.0.0.1:$admin_port/ready" "${pids[${#pids[@]} - 1]}" "$run/envoy.log" $((SECONDS + 60))
 
 end_token=$(python3 -c 'import json, sys; print(json.load(open(sys.argv[1]))["eos_token_id"])' "$model/config.json")
-echo "vLLM $(curl --silent "http://${engines[0]}/version"), $("$envoy" --version | grep -o '[0-9.]*/Clean' || echo Envoy), $arch"
+engine_says=$(curl --silent "http://${engines[0]}/version" | sed 's/.*"version":"\([^"]*\)".*/\1/')
+envoy_says=$("$envoy" --version | sed -n 's|.*/\([0-9.]*\)/[A-Za-z]*/RELEASE.*|\1|p')
+echo "$arch; vLLM $engine_says, Envoy $envoy_says"
 say "sending a hundred requests"
 # In the background and waited for, so that a signal is acted on at once.
 timeout 1800 python3 scripts/vllm/check.py --envoy "127.0.0.1:$listen_port" --admin "127.0.0.1:$admin_port" \

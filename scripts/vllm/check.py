@@ -98,7 +98,7 @@ class Answer:
                 part = choice.get("message") or choice.get("delta") or choice
                 if choice.get("index", 0) == 0:
                     self.text += part.get("content") or part.get("text") or ""
-            # Streams without usage are asked for the prompt's ids instead.
+            # Streams without usage are asked for the prompt's ids, which are counted.
             if (ids := prompt_ids(document)) is not None and self.prompt_tokens is None:
                 self.prompt_tokens = len(ids)
             if usage := document.get("usage"):
@@ -266,7 +266,7 @@ class Run:
             print(f"{kind:28}" + "".join(f"{cell:10}" for cell in cells))
 
     def print_sums(self):
-        known = [row for row in self.rows if row["count"]]
+        sizes = [row["tokens"] for row in self.rows if row["count"]]
         told = [row for row in self.rows if row["prediction"]]
         cached = [row["answer"].cached_tokens for row in told]
         modes = collections.Counter(row["mode"] for row in self.rows)
@@ -274,8 +274,8 @@ class Run:
         print("answers: " + ", ".join(f"{name} {count}" for name, count in sorted(modes.items())))
         print("served by: " + ", ".join(f"{name} {count}" for name, count in sorted(served.items())))
         print(
-            f"prompts: {sum(row['tokens'] for row in known)} tokens, "
-            f"{min(row['tokens'] for row in known)} to {max(row['tokens'] for row in known)}; "
+            f"prompts: {sum(sizes)} tokens, "
+            f"{min(sizes, default=0)} to {max(sizes, default=0)}; "
             f"of {sum(row['tokens'] for row in told)} in {len(told)} answers that tell, the engines had "
             f"{sum(cached)} cached ({len([1 for tokens in cached if tokens])} answers), "
             f"predicted {sum(row['overlap'] for row in told)}, "

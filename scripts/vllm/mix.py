@@ -59,6 +59,10 @@ def system(content):
     return {"role": "system", "content": content}
 
 
+def developer(content):
+    return {"role": "developer", "content": content}
+
+
 def assistant(content, **more):
     return {"role": "assistant", "content": content, **more}
 
@@ -112,16 +116,16 @@ def conversations(end_id):
     # The end of turn cannot be sampled before the 21st token and must be then: the other way for an answer to end.
     ends = {"max_tokens": 40, "min_tokens": 20, "logit_bias": {str(end_id): 100}}
     tools = {"tools": [WEATHER]}
-    parts = [{"type": "text", "text": prose(16, 8)}, {"type": "text", "text": "Which of these is a lie?"}]
+    parts = [{"type": "text", "text": prose(16, 18)}, {"type": "text", "text": "Which of these is a lie?"}]
     openings = [
-        ([user(prose(11, 10))], [JSON, JSON, USAGE], {}),
-        ([system(prose(12, 12)), user("What does the report say?")], [USAGE, USAGE, JSON], {}),
-        ([user(prose(13, 9) + "\n日本語でも答えてください。")], [STREAM, JSON, USAGE], {}),
-        ([system("Be brief."), user(prose(14, 10))], [USAGE, JSON, USAGE], ends),
-        ([user(prose(15, 10))], [JSON, USAGE, JSON], {"cache_salt": "tenant-7"}),
+        ([user(prose(11, 22))], [JSON, JSON, USAGE], {}),
+        ([system(prose(12, 26)), user("What does the report say?")], [USAGE, USAGE, JSON], {}),
+        ([user(prose(13, 20) + "\n日本語でも答えてください。")], [STREAM, JSON, USAGE], {}),
+        ([system("Be brief."), user(prose(14, 22))], [USAGE, JSON, USAGE], ends),
+        ([user(prose(15, 22))], [JSON, USAGE, JSON], {"cache_salt": "tenant-7"}),
         ([user(parts)], [JSON, USAGE, USAGE], {}),
-        ([user(prose(17, 8))], [USAGE, JSON, JSON], tools),
-        ([{"role": "developer", "content": prose(18, 8)}, user("Go on.")], [STREAM, USAGE, JSON], {"max_tokens": 70}),
+        ([user(prose(17, 18))], [USAGE, JSON, JSON], tools),
+        ([developer(prose(18, 18)), user("Go on.")], [STREAM, USAGE, JSON], {"max_tokens": 70}),
     ]
     questions = ["And then?", "Give one more example, please, and say why it matters: (a) or (b)?"]
     for number, (messages, modes, more) in enumerate(openings):
@@ -131,7 +135,7 @@ def conversations(end_id):
         yield [chat(kind, turn, mode, thread, **{"max_tokens": 40, **more}) for turn, mode in zip(turns, modes)]
     for number, modes in enumerate([(JSON, USAGE), (STREAM, JSON)]):
         thread = f"text {number + 1}"
-        prompts = [prose(21 + number, 9), " Thereupon the keeper wrote:"]
+        prompts = [prose(21 + number, 20), " Thereupon the keeper wrote:"]
         yield [
             complete("completion, continued", prompt, mode, thread, max_tokens=45)
             for prompt, mode in zip(prompts, modes)
@@ -143,7 +147,7 @@ def chats():
     texts = [
         ("Hello!", JSON),
         ("", USAGE),
-        (prose(31, 150), USAGE),
+        (prose(31, 60), USAGE),
         ("Ünïcödé, e\u0301 and é, ﬁ, №½, ｆｕｌｌ; 한국어 문장, مرحبا بالعالم, हिन्दी में, Ещё один. " * 3, JSON),
         ("👩‍👩‍👧‍👦 🇩🇪 ✅ \u200b\ufeff\u00a0|\u2028| zero\u200dwidth 🏳️‍🌈 " * 4, USAGE),
         ("for i in range(10):\n\tif x[i] != 0xFF:\r\n        print(f\"{i:>4}\")  # --------------\n\n\n" * 3, STREAM),
@@ -172,8 +176,8 @@ def roles():
     history = [user("One?"), assistant("Two."), user(prose(54, 5))]
     bodies = [
         ([system("  Trim me?\n"), user(prose(51, 5))], USAGE),
-        ([{"role": "developer", "content": prose(52, 5)}, user("Yes?")], JSON),
-        ([system("First."), {"role": "developer", "content": "Second."}, user("Third."), system("Fourth.")], JSON),
+        ([developer(prose(52, 5)), user("Yes?")], JSON),
+        ([system("First."), developer("Second."), user("Third."), system("Fourth.")], JSON),
         ([system(prose(53, 4)), *history], STREAM),
         ([system(""), *history, assistant("  Three. \n"), user("Four?")], USAGE),
         ([user("Named."), assistant("So?", name="bob"), {"role": "user", "content": prose(55, 5), "name": "al"}], JSON),
@@ -202,16 +206,18 @@ def parts():
 
 def tools():
     asked = user(prose(71, 3) + " Will it rain in Zürich?")
+    parts = [{"type": "text", "text": "wet"}, {"type": "text", "text": "cold"}]
+    dark = [called("{}", "call_2", name="lights_off"), result("ok", "call_2")]
     bodies = [
         ([asked], [WEATHER], JSON, {}),
         ([asked], [WEATHER, BARE, WIDE], USAGE, {"tool_choice": "auto"}),
         ([system(prose(72, 3)), asked], [BARE], JSON, {"tool_choice": "none"}),
         ([asked, called('{"place": "Zürich", "day": "mon"}'), result("rain, 4.50 °C")], [WEATHER], USAGE, {}),
-        ([asked, called('{"b":1e5,"a":[1.0,true,null]}', content="Let me see."), result('{"mm": 3}')], [WEATHER], JSON, {}),
+        ([asked, called('{"b":1e5,"a":[1.0,true,null]}', content="Hm."), result('{"mm": 3}')], [WEATHER], JSON, {}),
         ([asked, called("not json"), result("error")], [WEATHER], STREAM, {}),
-        ([asked, called(""), result([{"type": "text", "text": "wet"}, {"type": "text", "text": "cold"}])], [WEATHER], JSON, {}),
-        ([asked, called('{"place": "札幌"}'), result("snow"), assistant("Snow."), user("Thanks!")], [WEATHER, BARE], USAGE, {}),
-        ([asked, called('{"place":"Bern"}'), result("sun"), called("{}", "call_2", name="lights_off"), result("ok", "call_2")], [WEATHER, BARE], JSON, {"parallel_tool_calls": False}),
+        ([asked, called(""), result(parts)], [WEATHER], JSON, {}),
+        ([asked, called('{"place": "札幌"}'), result("snow"), assistant("Snow."), user("So?")], [WEATHER], USAGE, {}),
+        ([asked, called('{"place":"Bern"}'), result("sun"), *dark], [WEATHER, BARE], JSON, {"seed": 3}),
         ([asked, called('{"place": "Bern"}', content="Hm."), result("fog"), user("And?")], None, USAGE, {}),
     ]
     for messages, given, mode, more in bodies:
@@ -222,10 +228,12 @@ def tools():
 def template_arguments():
     started = [user(prose(81, 4)), assistant("The answer is")]
     final = {"add_generation_prompt": False, "continue_final_message": True}
+    thinks = {"enable_thinking": True, "unknown": [1, {"a": 2}]}
+    dated = {"date_string": "29 Feb 2028", "tools_in_user_message": False}
     bodies = [
         ([user(prose(82, 4))], JSON, {"chat_template_kwargs": {"enable_thinking": False}}),
-        ([user(prose(83, 4))], USAGE, {"chat_template_kwargs": {"enable_thinking": True, "unknown": [1, {"a": 2}]}}),
-        ([user(prose(84, 4))], JSON, {"chat_template_kwargs": {"date_string": "29 Feb 2028", "tools_in_user_message": False}}),
+        ([user(prose(83, 4))], USAGE, {"chat_template_kwargs": thinks}),
+        ([user(prose(84, 4))], JSON, {"chat_template_kwargs": dated, "tools": [BARE]}),
         (started, USAGE, final),
         ([*started[:1], assistant("Two lines:\n\n1. first")], JSON, {**final, "max_tokens": 20}),
         ([user(prose(85, 4)), assistant("Done.")], JSON, {"add_generation_prompt": False}),
@@ -263,7 +271,7 @@ def token_ids():
     yield [complete(kind, ids(2, 96) + more, JSON) for more in ([], [1234], [1234, 99])]
     yield [complete(kind, [ids(3, 33)], USAGE)]
     yield [complete(kind, ids(4, 31), STREAM)]
-    yield [complete(kind, ids(5, 3000), JSON)]
+    yield [complete(kind, ids(5, 2500), JSON)]
 
 
 def salts():
