@@ -227,5 +227,6 @@ check=$!
 pids+=("$check")
 status=0
 wait "$check" || status=$?
+unset "pids[${#pids[@]} - 1]"
 [ "$status" -eq 0 ] || say "logs are in ${run#"$root"/}"
 exit "$status"
