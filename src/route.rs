@@ -395,6 +395,7 @@ fn weigh(
         unfinished_tokens: charge.unfinished_tokens as f64,
         recent_tokens: charge.recent(view.now, config.cost.recent_half_life),
         reported: load.map(|load| (f64::from(load.running), f64::from(load.waiting))),
+        reported_own: load.map_or(0.0, |load| f64::from(load.own)),
         kv_usage: load.and_then(|load| load.kv_usage),
     };
     Candidate {
@@ -712,7 +713,8 @@ mod tests {
         let mut fleet = fleet(2);
         let old = Moment::default();
         fleet.slot(0, |replica| {
-            replica.load = Some(Load { running: 50, waiting: 50, kv_usage: Some(1.0), at: old });
+            replica.load =
+                Some(Load { running: 50, waiting: 50, kv_usage: Some(1.0), own: 0, at: old });
         });
         let stale = fleet.ask(&prompt(1, 600));
         let cost = stale.ranked.iter().find(|c| c.id.slot == 0).unwrap().cost;

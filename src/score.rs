@@ -22,12 +22,12 @@
 //! | term | unit | source | when it is missing |
 //! | --- | --- | --- | --- |
 //! | `unfinished` | tokens | prompts that any VM of this Envoy sent there and that have not begun to answer, uncached part | never missing |
-//! | `foreign` | requests | the replica's running and waiting requests less our own in flight: what other gateways sent | 0: own in-flight still counts |
+//! | `foreign` | requests | the replica's running and waiting requests less our own, as many as are in flight now or were when it reported: what other gateways sent. A report outlives the requests in it: without the latter, our own that has just ended would pass for a stranger's until the next one | 0: own in-flight still counts |
 //! | `mean_uncached` | tokens | configured | - |
 //! | `done` | tokens | uncached tokens sent there lately, halved every [`CostConfig::recent_half_life`], less the unfinished ones: when requests come one by one nothing is in flight, and this alone keeps one replica from taking all of them | never missing |
 //! | `rate` | tokens/s | configured | - |
 //! | `neighbours` | requests | own in flight per replica, mean over the candidates | never missing |
-//! | `decoding` | requests | own in flight, or the reported running requests when those are more | own in-flight alone |
+//! | `decoding` | requests | own in flight, and of the reported running requests those that are foreign | own in-flight alone |
 //! | `answer_tokens` | tokens | the request's own limit, at most the configured mean | the mean |
 //! | `k` | share | reported KV usage, clamped to [`MAX_KV_USAGE`] | 0, no pressure: an unknown replica is neither idle nor full in the other terms |
 //!
@@ -99,6 +99,8 @@ pub struct Signals {
     pub recent_tokens: f64,
     /// Reported running and waiting requests, if a fresh report exists.
     pub reported: Option<(f64, f64)>,
+    /// Own requests that were in flight when that report was made.
+    pub reported_own: f64,
     /// Reported KV usage, if fresh.
     pub kv_usage: Option<f64>,
 }
@@ -129,14 +131,15 @@ impl Cost {
 pub fn cost(config: &CostConfig, signals: &Signals) -> Cost {
     let uncached = (signals.prompt_tokens - signals.cached_tokens).max(0.0);
     let (running, waiting) = signals.reported.unwrap_or_default();
-    let foreign = (running + waiting - signals.in_flight).max(0.0);
+    let own = signals.in_flight.max(signals.reported_own);
+    let foreign = (running + waiting - own).max(0.0);
+    let decoding = signals.in_flight.max(running.min(signals.in_flight + foreign));
     let queued = signals.unfinished_tokens
         + foreign * config.mean_uncached_tokens
         + config.recent_weight * (signals.recent_tokens - signals.unfinished_tokens).max(0.0)
             / (1.0 + signals.in_flight);
     let attention = (signals.prompt_tokens - uncached / 2.0) / config.attention_tokens;
     let answer = signals.answer_limit.unwrap_or(f64::INFINITY).min(config.mean_answer_tokens);
-    let decoding = signals.in_flight.max(running);
     let slowed = decoding * answer * config.decode_s_per_token;
     let prefill = uncached * (1.0 + attention) / config.prefill_tokens_per_s;
     let usage = signals.kv_usage.unwrap_or(0.0).clamp(0.0, MAX_KV_USAGE);
@@ -215,6 +218,15 @@ mod tests {
         check(own, |cost| cost.wait, 0.0);
         let foreign = Signals { in_flight: 1.0, ..own };
         check(foreign, |cost| cost.wait, 1.5);
+    }
+
+    #[test]
+    fn own_requests_that_ended_after_the_report_are_nobody_elses() {
+        let ended = Signals { reported: Some((3.0, 1.0)), reported_own: 4.0, ..Signals::default() };
+        check(ended, Cost::total, 0.0);
+        let foreign = Signals { reported_own: 1.0, ..ended };
+        check(foreign, |cost| cost.wait, 1.5);
+        check(foreign, |cost| cost.decode, 0.3);
     }
 
     #[test]

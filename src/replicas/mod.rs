@@ -62,6 +62,8 @@ pub struct Load {
     pub waiting: u32,
     /// Share of KV blocks that running requests hold, 0 to 1.
     pub kv_usage: Option<f64>,
+    /// Requests of this Envoy that were in flight there around the report, and so are in it.
+    pub own: u32,
     /// When the report arrived.
     pub at: Moment,
 }
@@ -208,8 +210,8 @@ impl ReplicaTable {
     }
 
     /// Takes in one `/metrics` report. A changed process start time means a new process, so a new
-    /// incarnation. Returns whether that happened.
-    pub fn set_report(&mut self, slot: u32, report: &stats::Report, now: Moment) -> bool {
+    /// incarnation. Returns whether that happened. `own` is [`Load::own`].
+    pub fn set_report(&mut self, slot: u32, report: &stats::Report, own: u32, now: Moment) -> bool {
         let Some(place) = self.slots.get_mut(slot as usize) else { return false };
         let Some(replica) = place.replica.as_mut() else { return false };
         let restarted = match (replica.started_at, report.started_at) {
@@ -225,7 +227,8 @@ impl ReplicaTable {
         replica.block_size = report.block_size.or(replica.block_size);
         replica.capacity_blocks = report.capacity_blocks.or(replica.capacity_blocks);
         if let (Some(running), Some(waiting)) = (report.running, report.waiting) {
-            replica.load = Some(Load { running, waiting, kv_usage: report.kv_usage, at: now });
+            let kv_usage = report.kv_usage;
+            replica.load = Some(Load { running, waiting, kv_usage, own, at: now });
         }
         restarted
     }
@@ -307,9 +310,12 @@ mod tests {
         let mut table = ReplicaTable::default();
         table.set_members("c", &[member("a:1")]);
         let first = id(&table, "a:1");
-        assert!(!table.set_report(0, &started(100.0), Moment(1)), "the first report is no restart");
-        assert!(!table.set_report(0, &started(100.0), Moment(2)));
-        assert!(table.set_report(0, &started(200.0), Moment(3)));
+        assert!(
+            !table.set_report(0, &started(100.0), 0, Moment(1)),
+            "the first report is no restart"
+        );
+        assert!(!table.set_report(0, &started(100.0), 0, Moment(2)));
+        assert!(table.set_report(0, &started(200.0), 0, Moment(3)));
         assert_ne!(id(&table, "a:1"), first);
     }
 
@@ -318,8 +324,8 @@ mod tests {
         let mut table = ReplicaTable::default();
         table.set_members("c", &[member("a:1")]);
         let full = stats::Report { running: Some(3), waiting: Some(1), ..stats::Report::default() };
-        table.set_report(0, &full, Moment(5));
-        table.set_report(0, &started(1.0), Moment(9));
+        table.set_report(0, &full, 0, Moment(5));
+        table.set_report(0, &started(1.0), 0, Moment(9));
         let load = table.at(0).unwrap().load.unwrap();
         assert_eq!((load.running, load.at), (3, Moment(5)));
     }

@@ -67,6 +67,7 @@ fn write_replica(writer: &mut Writer, replica: &Replica) {
         writer.u32(load.running);
         writer.u32(load.waiting);
         writer.option(load.kv_usage, Writer::f64);
+        writer.u32(load.own);
         writer.u64(load.at.0);
     });
     writer.option(replica.block_size, |writer, size| writer.u32(size.get()));
@@ -93,6 +94,7 @@ fn read_replica(reader: &mut Reader<'_>, id: ReplicaId) -> Option<Replica> {
                 running: reader.u32()?,
                 waiting: reader.u32()?,
                 kv_usage: reader.option(Reader::f64)?,
+                own: reader.u32()?,
                 at: Moment(reader.u64()?),
             })
         })?,
@@ -126,7 +128,7 @@ mod tests {
             capacity_blocks: Some(100),
             started_at: Some(1.5),
         };
-        table.set_report(1, &report, Moment(7));
+        table.set_report(1, &report, 3, Moment(7));
         table.set_models(1, vec!["m".to_owned()]);
         Published { epoch: 2, version: 9, table }
     }

@@ -35,7 +35,8 @@ const MAX_ANSWER_BYTES: usize = 8 << 20;
 #[derive(Debug, Clone, PartialEq, Eq)]
 enum Call {
     Admin(String),
-    Metrics(ReplicaId),
+    /// With our own requests in flight there when it was asked.
+    Metrics(ReplicaId, u32),
     Models(ReplicaId),
 }
 
@@ -43,7 +44,7 @@ impl Call {
     fn target(&self) -> &'static str {
         match self {
             Self::Admin(_) => "admin",
-            Self::Metrics(_) => "metrics",
+            Self::Metrics(..) => "metrics",
             Self::Models(_) => "models",
         }
     }
@@ -109,7 +110,7 @@ impl Poller {
         }
         self.leading = confirmed;
         let Some(epoch) = self.leading else { return };
-        self.ask(now);
+        self.ask(link, now);
         if self.dirty {
             self.dirty = !link.publish_table(epoch, &self.table);
         }
@@ -127,7 +128,7 @@ impl Poller {
         }
     }
 
-    fn ask(&mut self, now: Moment) {
+    fn ask(&mut self, link: &Link, now: Moment) {
         if now >= self.admin_due {
             self.admin_due = now.plus(self.config.poll_interval);
             self.ask_admin();
@@ -141,6 +142,7 @@ impl Poller {
             })
             .collect();
         self.due.retain(|id, _| replicas.iter().any(|(replica, ..)| replica == id));
+        let charges = link.all_charges(now);
         let mut calls = 0;
         for (id, address, cluster) in replicas {
             if calls >= MAX_CALLS_PER_TICK {
@@ -155,7 +157,8 @@ impl Poller {
             if metrics {
                 due.metrics = now.plus(self.config.poll_interval);
             }
-            for (due, call) in [(metrics, Call::Metrics(id)), (models, Call::Models(id))] {
+            let ask_metrics = Call::Metrics(id, charges.of(id).requests);
+            for (due, call) in [(metrics, ask_metrics), (models, Call::Models(id))] {
                 if due {
                     calls += 1;
                     self.ask_replica(call, &cluster, &address);
@@ -181,7 +184,7 @@ impl Poller {
     }
 
     fn ask_replica(&mut self, call: Call, cluster: &str, address: &str) {
-        let path = if matches!(call, Call::Metrics(_)) { "/metrics" } else { "/v1/models" };
+        let path = if matches!(call, Call::Metrics(..)) { "/metrics" } else { "/v1/models" };
         let headers = [(ROUTING_HEADER, address)];
         let token = host::call(cluster, address, path, &headers, self.config.poll_timeout);
         self.begin(token, call);
@@ -197,13 +200,19 @@ impl Poller {
     }
 
     /// Takes in the answer to a call. Returns false when the call was not the poller's.
-    pub fn answer(&mut self, token: u32, num_headers: usize, body_size: usize) -> bool {
+    pub fn answer(
+        &mut self,
+        link: &mut Link,
+        token: u32,
+        num_headers: usize,
+        body_size: usize,
+    ) -> bool {
         let Some(call) = self.calls.remove(&token) else { return false };
         // Without headers the call was reset, and asking for one would be an error.
         let ok = num_headers > 0 && host::call_header(":status").as_deref() == Some(b"200");
         let result = if !ok || body_size > MAX_ANSWER_BYTES {
             "failed"
-        } else if host::call_body(body_size).is_some_and(|body| self.take(&call, &body)) {
+        } else if host::call_body(body_size).is_some_and(|body| self.take(link, &call, &body)) {
             "ok"
         } else {
             "unreadable"
@@ -212,10 +221,10 @@ impl Poller {
         true
     }
 
-    fn take(&mut self, call: &Call, body: &[u8]) -> bool {
+    fn take(&mut self, link: &mut Link, call: &Call, body: &[u8]) -> bool {
         let taken = match call {
             Call::Admin(admin) => self.take_members(admin, body),
-            Call::Metrics(id) => self.take_report(*id, body),
+            Call::Metrics(id, own) => self.take_report(link, *id, *own, body),
             Call::Models(id) => self.take_models(*id, body),
         };
         self.dirty |= taken;
@@ -237,11 +246,15 @@ impl Poller {
         true
     }
 
-    fn take_report(&mut self, id: ReplicaId, body: &[u8]) -> bool {
+    fn take_report(&mut self, link: &mut Link, id: ReplicaId, asked: u32, body: &[u8]) -> bool {
         let page = String::from_utf8_lossy(body);
         let Some(report) = Report::parse(&page) else { return false };
+        let now = host::now();
+        link.refresh(now);
+        // The engine wrote the page some time between the question and its answer.
+        let own = asked.max(link.all_charges(now).of(id).requests);
         // The place may have gone to another replica while the call was under way.
-        if self.table.by_id(id).is_some() && self.table.set_report(id.slot, &report, host::now()) {
+        if self.table.by_id(id).is_some() && self.table.set_report(id.slot, &report, own, now) {
             meters::add(&metrics::RESTARTS, &[], 1);
         }
         true

