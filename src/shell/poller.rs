@@ -89,8 +89,9 @@ impl Poller {
         }
     }
 
+    /// Whether this VM has the lease. It acts only once it has kept it for a second tick.
     pub fn is_leading(&self) -> bool {
-        self.leading.is_some()
+        self.held.is_some()
     }
 
     /// Holds the lease if it may, and if so asks who is due and publishes what changed.
