@@ -6,17 +6,25 @@ use crate::prompts::{chat, reusable};
 use crate::shipped::endpoints;
 use std::collections::BTreeMap;
 use std::net::SocketAddr;
-use std::path::Path;
+use std::path::{Path, PathBuf};
 use tokio::net::TcpListener;
 use warmpath::mock::{Handle, serve};
 
-/// Envoy watches for files that are moved into place.
+const CLUSTERS: [&str; 2] = ["replicas_poll", "replicas"];
+
+/// Each cluster's file has a folder of its own, because Envoy watches folders for files that are moved into place.
+fn file(folder: &Path, cluster: &str) -> PathBuf {
+    folder.join(cluster).join("endpoints.json")
+}
+
+/// The filter asks a new replica for its load as soon as it hears of it, so who is to be asked is written first.
 fn write_endpoints(folder: &Path, replicas: &[&Handle]) {
     let addresses: Vec<SocketAddr> = replicas.iter().map(|handle| handle.address).collect();
-    for cluster in ["replicas", "replicas_poll"] {
-        let new = folder.join(format!("{cluster}.new"));
+    for cluster in CLUSTERS {
+        let (new, file) = (folder.join(format!("{cluster}.new")), file(folder, cluster));
+        std::fs::create_dir_all(file.parent().unwrap()).unwrap();
         std::fs::write(&new, endpoints(cluster, &addresses)).unwrap();
-        std::fs::rename(new, folder.join(format!("{cluster}.json"))).unwrap();
+        std::fs::rename(new, file).unwrap();
     }
 }
 
@@ -42,8 +50,7 @@ fn replicas_may_come_and_go_while_envoy_runs() {
         let folder = fresh_folder();
         write_endpoints(&folder, &[&replicas[0], &replicas[1]]);
         let mut config = Plan::new(1, 0).config;
-        config.set_eds("replicas", &folder.join("replicas.json"));
-        config.set_eds("replicas_poll", &folder.join("replicas_poll.json"));
+        CLUSTERS.iter().for_each(|cluster| config.set_eds(cluster, &file(&folder, cluster)));
         let new = replicas.pop().unwrap();
         let mut rig = Rig::start_with(&files, 1, replicas, config, folder.clone(), false).await;
         let before = spread(&rig, 0..30).await;
@@ -57,6 +64,8 @@ fn replicas_may_come_and_go_while_envoy_runs() {
         .await;
         let grown = spread(&rig, 100..160).await;
         assert_eq!(grown.keys().collect::<Vec<_>>(), ["new", "old", "stays"], "{grown:?}");
+
+        assert_eq!(rig.scrape().await.sum("warmpath_replica_restarts_total", &[]), 0.0);
 
         // It goes on running, and Envoy keeps it as long as its health checks pass; but it is to go.
         write_endpoints(&folder, &[&rig.replicas[1], &rig.replicas[2]]);
@@ -76,6 +85,7 @@ fn a_replica_that_started_again_is_believed_empty() {
         let mut rig = Rig::start(&files, Plan::new(2, 2)).await;
         let ask = Ask::chat(&chat(1, 600, 1));
         let cold = rig.send(&ask).await;
+        rig.settle().await;
         let warm = rig.send(&ask).await;
         assert_eq!(cold.replica(), warm.replica());
         assert_eq!(warm.usage().cached_tokens, reusable(warm.usage().prompt_tokens));
@@ -97,7 +107,9 @@ fn a_replica_that_started_again_is_believed_empty() {
         rig.replicas.insert(place, serve(fast_replica(&name), listener).unwrap());
         rig.eventually("the restart is seen", |scrape| {
             scrape.sum("warmpath_replica_restarts_total", &[]) == 1.0
-                && scrape.sum("warmpath_replicas", &[("health", "healthy")]) == 2.0
+                && scrape
+                    .sum("warmpath_replica_shadow_blocks", &[("replica", &address.to_string())])
+                    == 0.0
         })
         .await;
 

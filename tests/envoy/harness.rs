@@ -122,6 +122,21 @@ impl Plan {
         Self { workers, replicas, config, early: false }
     }
 
+    /// Starts the replicas now and names them in the filter's configuration, so that nobody is polled and Envoy's
+    /// health checks do not count.
+    async fn with_static_replicas(mut self) -> (Self, Vec<Handle>) {
+        let mut replicas = Vec::new();
+        for config in self.replicas.drain(..) {
+            replicas.push(start_replica(config).await);
+        }
+        let listed: Vec<String> =
+            replicas.iter().map(|handle| handle.address.to_string()).collect();
+        let plan = self.plugin(|plugin| {
+            plugin["clusters"] = json!([{"name": "replicas", "replicas": listed}]);
+        });
+        (plan, replicas)
+    }
+
     /// Changes the filter's configuration.
     pub fn plugin(mut self, change: impl FnOnce(&mut Value)) -> Self {
         self.config.change_plugin(change);
@@ -191,8 +206,15 @@ impl Rig {
         for config in plan.replicas {
             replicas.push(start_replica(config).await);
         }
-        let folder = fresh_folder();
-        Self::start_with(files, plan.workers, replicas, plan.config, folder, plan.early).await
+        Self::start_with(files, plan.workers, replicas, plan.config, fresh_folder(), plan.early)
+            .await
+    }
+
+    /// As [`Self::start`], with replicas that the filter knows from its configuration.
+    pub async fn start_static(files: &Files, plan: Plan) -> Self {
+        let (plan, replicas) = plan.with_static_replicas().await;
+        Self::start_with(files, plan.workers, replicas, plan.config, fresh_folder(), plan.early)
+            .await
     }
 
     /// Starts Envoy in front of replicas that run, with a folder that it takes over.
@@ -249,7 +271,7 @@ impl Rig {
     }
 
     /// Every worker has its tokenizer, and every replica has been heard of.
-    pub async fn wait_until_ready(&self) {
+    async fn wait_until_ready(&self) {
         let (workers, replicas) = (self.workers as f64, self.replicas.len());
         self.eventually("tokenizers in all workers", |scrape| {
             scrape.sum("warmpath_vms", &[("state", "ready")]) == workers
@@ -313,6 +335,24 @@ impl Rig {
             assert!(Instant::now() < end, "not in time: {what}\n{}", self.own_stats().await);
             sleep(LOOK).await;
         }
+    }
+
+    /// Waits until every replica has said, after now, that it has nothing to do.
+    ///
+    /// A report outlives what it tells: until the next one, a request that has just ended looks like one of another
+    /// gateway's, and a prefix of a few blocks is not worth waiting behind it.
+    pub async fn settle(&self) {
+        let reports = |scrape: &Scrape| {
+            scrape.sum("warmpath_polls_total", &[("target", "metrics"), ("result", "ok")])
+        };
+        // One answer each may be under way that was true before now.
+        let enough = reports(&self.scrape().await) + 2.0 * self.replicas.len() as f64;
+        self.eventually("reports of idle replicas", |scrape| {
+            let busy = scrape.sum("warmpath_replica_running", &[])
+                + scrape.sum("warmpath_replica_waiting", &[]);
+            reports(scrape) >= enough && busy == 0.0
+        })
+        .await;
     }
 
     async fn own_stats(&self) -> String {
@@ -425,6 +465,8 @@ fn spawn(files: &Files, workers: usize, config: &Config, folder: PathBuf) -> Env
     let log = std::fs::File::create(folder.join("envoy.log")).unwrap();
     let process = Command::new(&files.envoy)
         .args(["--disable-hot-restart", "-l", "warning", "--component-log-level", "wasm:info"])
+        // File-based discovery wants to know who asks.
+        .args(["--service-node", "test", "--service-cluster", "test"])
         .args(["--concurrency", &workers.to_string(), "-c"])
         .arg(&path)
         .stdout(Stdio::null())

@@ -1,7 +1,7 @@
 //! Prompts go where their prefix is, over all worker threads.
 
 use crate::client::{Answer, Ask, Connection, Usage};
-use crate::harness::{Plan, Rig, replica_with, with_envoy};
+use crate::harness::{ALIAS, MODEL, Plan, Rig, replica_with, with_envoy};
 use crate::prompts::{self, chat, cold_choice, next_turn, reusable, streamed, words};
 use serde_json::{Value, json};
 use std::collections::BTreeSet;
@@ -16,33 +16,33 @@ fn addresses(rig: &Rig) -> Vec<SocketAddr> {
 #[test]
 fn what_one_worker_routed_another_finds_without_any_report() {
     with_envoy("what_one_worker_routed_another_finds_without_any_report", |files| async move {
-        let mut plan = Plan::new(2, 4);
-        let mut replicas = Vec::new();
-        for config in plan.replicas.drain(..) {
-            replicas.push(crate::harness::start_replica(config).await);
-        }
-        let listed: Vec<String> =
-            replicas.iter().map(|handle| handle.address.to_string()).collect();
         // Nobody is polled: what the second worker knows can only come from the first.
-        let plan = plan.plugin(|plugin| {
-            plugin["clusters"] = json!([{"name": "replicas", "replicas": listed}]);
-        });
-        let folder = crate::harness::fresh_folder();
-        let rig = Rig::start_with(&files, 2, replicas, plan.config, folder, false).await;
+        let rig = Rig::start_static(&files, Plan::new(2, 4)).await;
         let body = chat(1, 900, 4);
-        let winner = cold_choice(&body, &addresses(&rig));
-        let winner = &rig.replicas.iter().find(|handle| handle.address == winner).unwrap().replica;
-        let mut to_each = rig.connect_to_each(1).await;
+        let choice = cold_choice(&body, &addresses(&rig));
+        let mut to_each = rig.connect_to_each(2).await;
         let (mut second, mut first) = (to_each.pop().unwrap(), to_each.pop().unwrap());
 
-        // The rendezvous winner is away, so another one gets the prompt and its blocks.
-        winner.set_control(|control| control.refuse = true);
+        // While the rendezvous winner answers somebody else, ties go past it.
+        let decoy = (2..).map(|seed| chat(seed, 30, 20_000));
+        let decoy = decoy.map(|decoy| streamed(&decoy));
+        let decoy =
+            decoy.filter(|decoy| cold_choice(decoy, &addresses(&rig)) == choice).next().unwrap();
+        let mut busy = first.pop().unwrap();
+        let answering = busy.begin(&Ask::chat(&decoy)).await;
         let cold = first[0].send(&Ask::chat(&body)).await;
         assert_eq!((cold.status, cold.usage().cached_tokens), (200, 0));
         let holder = cold.replica().to_owned();
-        assert_ne!(holder, winner.name());
-        winner.set_control(|control| control.refuse = false);
+        let winner = rig.replicas.iter().find(|handle| handle.address == choice).unwrap();
+        assert_eq!(answering.headers()["x-mock-replica"], *winner.replica.name());
+        assert_ne!(holder, winner.replica.name());
+        drop((answering, busy));
+        rig.eventually("nothing in flight", |scrape| {
+            scrape.sum("warmpath_replica_in_flight", &[]) == 0.0
+        })
+        .await;
 
+        // The winner is free again, so a worker that knows of no prefix would send it there.
         let warm = second[0].send(&Ask::chat(&body)).await;
         let prompt = warm.usage().prompt_tokens;
         assert_eq!(warm.replica(), holder);
@@ -54,11 +54,10 @@ fn what_one_worker_routed_another_finds_without_any_report() {
         let reasons = scrape.by("warmpath_requests_total", "reason");
         assert_eq!(
             reasons.into_iter().collect::<Vec<_>>(),
-            [("cold".into(), 1), ("prefix".into(), 1)]
+            [("cold".into(), 2), ("prefix".into(), 1)]
         );
         let predicted = scrape.sum("warmpath_predicted_cached_tokens_total", &[]);
         assert_eq!(predicted, reusable(prompt) as f64);
-        assert_eq!(scrape.sum("warmpath_served_elsewhere_total", &[]), 1.0);
         assert_eq!(scrape.sum("warmpath_log_orphaned_total", &[]), 0.0);
         assert!(rig.connections_by_worker().await.iter().all(|count| *count > 0));
         rig.finish().await;
@@ -137,7 +136,7 @@ struct Session {
 fn workload() -> Vec<Session> {
     let session = |number: u64| {
         let body = json!({
-            "model": prompts_model(), "max_tokens": 8,
+            "model": ALIAS, "max_tokens": 8,
             "messages": [
                 {"role": "system", "content": words(900 + number % 5, 500)},
                 {"role": "user", "content": words(number, 150)},
@@ -146,10 +145,6 @@ fn workload() -> Vec<Session> {
         Session { body, turns: 5 }
     };
     (0..40).map(session).collect()
-}
-
-fn prompts_model() -> &'static str {
-    crate::harness::ALIAS
 }
 
 /// Runs the workload, eight conversations at a time, each request over the next worker's connection.
@@ -219,6 +214,7 @@ fn four_workers_hit_as_often_as_one() {
 async fn two_turns(rig: &Rig, first: &Ask, second: impl FnOnce(&Answer) -> Ask) -> (Usage, Usage) {
     let mut connections = rig.connect_to_each(1).await;
     let one = connections[0][0].send(first).await;
+    rig.settle().await;
     let asked = second(&one);
     let two = connections[1][0].send(&asked).await;
     assert_eq!((one.status, two.status), (200, 200), "{one:?} {two:?}");
@@ -256,9 +252,8 @@ fn a_second_turn_is_predicted_to_the_token() {
             check(two_turns(&rig, &Ask::chat(&body), second).await);
 
             let text = words(seed + 10, 250);
-            let of = |prompt: Value| {
-                shape(&json!({"model": crate::harness::MODEL, "max_tokens": 70, "prompt": prompt}))
-            };
+            let of =
+                |prompt: Value| shape(&json!({"model": MODEL, "max_tokens": 70, "prompt": prompt}));
             let first = Ask::completion(&of(json!(text)));
             let second = |answer: &Answer| {
                 Ask::completion(&of(json!(format!("{text}{} What else?", answer.text()))))

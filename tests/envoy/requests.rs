@@ -125,6 +125,7 @@ fn odd_requests_pass_unchanged_and_are_counted_by_their_reason() {
         let mut http2 = Connection::open_http2(rig.address).await;
         let trailers = Ask::chat(&chat(20, 60, 1)).with_trailers();
         check(&rig, &mut http2, ("trailers", trailers, "cold")).await;
+        rig.settle().await;
         let repeated = Ask::chat(&chat(20, 60, 1)).with_trailers();
         check(&rig, &mut http2, ("trailers again", repeated, "prefix")).await;
         check(&rig, &mut http2, ("HTTP/2", Ask::chat(&chat(21, 60, 1)), "cold")).await;
@@ -153,6 +154,7 @@ fn why_is_told_only_to_who_knows_the_secret() {
         assert_eq!(explained(Ask::get("/v1/models").header("x-why", "open sesame")).await, None);
         let why =
             explained(ask.clone().header("x-why", "open sesame")).await.expect("an explanation");
+        rig.settle().await;
         let usage = rig.send(&ask).await.usage();
         assert!(
             why.starts_with(&format!("reason=prefix, prompt_tokens={}; ", usage.prompt_tokens)),

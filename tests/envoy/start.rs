@@ -53,17 +53,18 @@ fn the_filter_alone_removes_a_clients_routing_header() {
 async fn a_routing_header_is_not_obeyed(files: &Files, plan: Plan) {
     let rig = Rig::start(files, plan).await;
     let addresses: Vec<SocketAddr> = rig.replicas.iter().map(|handle| handle.address).collect();
-    let mut asked = 0;
+    let mut obeyed = 0;
     for seed in 0..12 {
         let body = chat(seed, 40, 1);
         let choice = cold_choice(&body, &addresses);
         let other = rig.replicas.iter().find(|replica| replica.address != choice).unwrap();
-        // Idle as everybody is, the choice is the core's, unless the client's header counts.
         let wish = other.address.to_string();
         let answer = rig.send(&Ask::chat(&body).header(ROUTING, &wish)).await;
-        assert_eq!((answer.status, asked), (200, seed));
-        asked += 1;
+        assert_eq!(answer.status, 200);
+        obeyed += u32::from(answer.replica() == other.replica.name());
     }
+    // Load may now and then make a choice of what the client wished for.
+    assert!(obeyed < 6, "{obeyed} of 12 went where the client wished");
     let wish = addresses[0].to_string();
     let mut servers = BTreeSet::new();
     for path in ["/v1/models", "/version", "/v1/nothing"].iter().cycle().take(24) {
@@ -84,7 +85,8 @@ async fn a_routing_header_is_not_obeyed(files: &Files, plan: Plan) {
 #[test]
 fn requests_are_answered_while_tokenizers_load() {
     with_envoy("requests_are_answered_while_tokenizers_load", |files| async move {
-        let rig = Rig::start(&files, Plan { early: true, ..Plan::new(4, 2) }).await;
+        let plan = Plan { early: true, ..Plan::new(4, 2) };
+        let rig = Rig::start_static(&files, plan).await;
         let began = Instant::now();
         let mut sent = 0;
         let scrape = loop {
@@ -102,12 +104,11 @@ fn requests_are_answered_while_tokenizers_load() {
         let reasons = scrape.by("warmpath_requests_total", "reason");
         assert!(reasons.get("tokenizer_loading").is_some_and(|count| *count > 0), "{reasons:?}");
         assert_eq!(reasons.values().sum::<u64>(), sent, "{reasons:?}");
-        let early = ["no_replicas", "no_healthy_replica", "tokenizer_loading", "cold"];
+        let early = ["no_replicas", "tokenizer_loading", "cold"];
         for reason in reasons.keys() {
             assert!(early.contains(&reason.as_str()), "{reasons:?}");
         }
         // With the tokenizers the same client is served by its prefix.
-        rig.wait_until_ready().await;
         let ask = Ask::chat(&chat(1_000, 400, 1));
         rig.send(&ask).await;
         assert!(rig.send(&ask).await.usage().cached_tokens > 0);
