@@ -8,16 +8,28 @@
 //! what the replicas received, and from what the client was answered.
 
 #![cfg(not(target_family = "wasm"))]
+// The modules say `cfg(test)`, which is always so here, because clippy lets tests unwrap by that mark.
 
+#[cfg(test)]
 mod client;
+#[cfg(test)]
 mod harness;
+#[cfg(test)]
 mod prompts;
+#[cfg(test)]
 mod shipped;
+#[cfg(test)]
 mod stats;
 
+#[cfg(test)]
 mod failures;
+#[cfg(test)]
 mod feedback;
+#[cfg(test)]
 mod fleet;
+#[cfg(test)]
 mod prefixes;
+#[cfg(test)]
 mod requests;
+#[cfg(test)]
 mod start;

@@ -25,9 +25,8 @@ fn what_one_worker_routed_another_finds_without_any_report() {
 
         // While the rendezvous winner answers somebody else, ties go past it.
         let decoy = (2..).map(|seed| chat(seed, 30, 20_000));
-        let decoy = decoy.map(|decoy| streamed(&decoy));
-        let decoy =
-            decoy.filter(|decoy| cold_choice(decoy, &addresses(&rig)) == choice).next().unwrap();
+        let mut decoy = decoy.map(|decoy| streamed(&decoy));
+        let decoy = decoy.find(|decoy| cold_choice(decoy, &addresses(&rig)) == choice).unwrap();
         let mut busy = first.pop().unwrap();
         let answering = busy.begin(&Ask::chat(&decoy)).await;
         let cold = first[0].send(&Ask::chat(&body)).await;
