@@ -33,9 +33,13 @@ fn member(host: &Value) -> Option<Member> {
 
 fn health(status: Option<&Value>) -> Health {
     let Some(status) = status else { return Health::Healthy };
-    let failed = |name: &str| status.get(name).and_then(Value::as_bool).unwrap_or(false);
-    if failed("failed_active_health_check") || failed("failed_outlier_check") {
+    let is_set = |name: &str| status.get(name).and_then(Value::as_bool).unwrap_or(false);
+    if is_set("failed_active_health_check") || is_set("failed_outlier_check") {
         return Health::Unhealthy;
+    }
+    // Envoy keeps a removed host while its health checks pass, to finish what it has.
+    if is_set("pending_dynamic_removal") {
+        return Health::Draining;
     }
     match status.get("eds_health_status").and_then(Value::as_str) {
         Some("UNHEALTHY" | "TIMEOUT") => Health::Unhealthy,
@@ -80,6 +84,10 @@ mod tests {
             Health::Unhealthy,
         );
         check(r#"{"failed_outlier_check":true}"#, Health::Unhealthy);
+        check(
+            r#"{"eds_health_status":"HEALTHY","pending_dynamic_removal":true}"#,
+            Health::Draining,
+        );
     }
 
     #[test]

@@ -105,7 +105,8 @@ impl Models {
         entry.go_on(now);
     }
 
-    fn give_up_turn(&mut self, now: Moment) {
+    /// Lets another VM load. Without this it would wait for the turn's end.
+    pub fn give_up_turn(&mut self, now: Moment) {
         if self.has_turn {
             self.turn.give_up(now);
             self.has_turn = false;

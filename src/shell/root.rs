@@ -44,6 +44,8 @@ impl Shared {
         // tokenizer: it is some tens of megabytes.
         if self.has_traffic || !self.poller.holds_lease() {
             self.models.tick(now);
+        } else {
+            self.models.give_up_turn(now);
         }
         self.link.set_ready(self.models.all_ready());
         if let Some(slot) = self.link.slot() {

@@ -1,0 +1,107 @@
+//! Clients that leave and replicas that refuse.
+
+use crate::client::{Ask, Connection};
+use crate::harness::{Plan, Rig, until, with_envoy};
+use crate::prompts::{chat, cold_choice, streamed};
+use http_body_util::BodyExt;
+use serde_json::json;
+use std::net::SocketAddr;
+
+#[test]
+fn a_client_that_leaves_is_no_longer_in_flight() {
+    with_envoy("a_client_that_leaves_is_no_longer_in_flight", |files| async move {
+        let rig = Rig::start(&files, Plan::new(1, 2)).await;
+        let mut connection = Connection::open(rig.address).await;
+        let ask = Ask::chat(&streamed(&chat(1, 200, 20_000)));
+        let mut response = connection.begin(&ask).await;
+        assert_eq!(response.status(), 200);
+        assert!(response.body_mut().frame().await.is_some(), "the beginning of an answer");
+        rig.eventually("one in flight", |scrape| {
+            scrape.sum("warmpath_replica_in_flight", &[]) == 1.0
+        })
+        .await;
+        let busy = || rig.replicas.iter().map(|handle| handle.replica.in_flight()).sum::<usize>();
+        assert_eq!(busy(), 1);
+        drop(response);
+        drop(connection);
+        rig.eventually("none in flight", |scrape| {
+            scrape.sum("warmpath_replica_in_flight", &[]) == 0.0
+        })
+        .await;
+        until("the replica stops too", || busy() == 0).await;
+
+        // One that leaves in the middle of its body was never routed.
+        let mut half = tokio::net::TcpStream::connect(rig.address).await.unwrap();
+        let head = "POST /v1/chat/completions HTTP/1.1\r\nhost: a\r\ncontent-type: application/json\r\n\
+                    content-length: 100\r\n\r\n{\"model\":";
+        tokio::io::AsyncWriteExt::write_all(&mut half, head.as_bytes()).await.unwrap();
+        rig.eventually("the request is there", |scrape| {
+            scrape.sum(
+                "envoy_http_downstream_rq_active",
+                &[("envoy_http_conn_manager_prefix", "inference")],
+            ) == 1.0
+        })
+        .await;
+        drop(half);
+        rig.eventually("the leaver is counted", |scrape| {
+            scrape.sum("warmpath_requests_total", &[("reason", "client_left")]) == 1.0
+        })
+        .await;
+        assert_eq!(rig.received().len(), 1, "half a body went nowhere");
+        rig.finish().await;
+    });
+}
+
+#[test]
+fn a_refused_request_goes_to_the_next_of_the_list() {
+    with_envoy("a_refused_request_goes_to_the_next_of_the_list", |files| async move {
+        let plan = Plan::new(1, 4).plugin(|plugin| {
+            plugin["explain"] = json!({"request_header": "x-why", "secret": "open"});
+        });
+        let rig = Rig::start(&files, plan).await;
+        let addresses: Vec<SocketAddr> = rig.replicas.iter().map(|handle| handle.address).collect();
+        let body = chat(1, 200, 2);
+        let choice = cold_choice(&body, &addresses);
+        let away = rig.replicas.iter().find(|handle| handle.address == choice).unwrap();
+        away.replica.set_control(|control| control.refuse = true);
+        let ask = Ask::chat(&body).header("x-why", "open");
+        let answer = rig.send(&ask).await;
+        assert_eq!(answer.status, 200);
+        let ranked: Vec<&str> = answer
+            .header("x-warmpath-explain")
+            .unwrap()
+            .split("; ")
+            .filter_map(|part| part.strip_prefix("replica=")?.split(',').next())
+            .collect();
+        assert_eq!(ranked.len(), 3);
+        assert_eq!(ranked[0], choice.to_string());
+        let second = rig.replica(answer.replica());
+        let served =
+            rig.replicas.iter().find(|handle| handle.replica.name() == second.name()).unwrap();
+        assert_eq!(served.address.to_string(), ranked[1]);
+        let seen = rig.received();
+        assert_eq!((seen.len(), &seen[0].body_sha256), (1, &ask.sha256()));
+        let scrape = rig.scrape().await;
+        assert_eq!(scrape.sum("warmpath_served_elsewhere_total", &[]), 1.0);
+        rig.eventually("nothing in flight where it was refused", |scrape| {
+            let there = [("replica", choice.to_string())];
+            let there = there.each_ref().map(|(name, value)| (*name, value.as_str()));
+            scrape.sum("warmpath_replica_in_flight", &there) == 0.0
+        })
+        .await;
+
+        // FIXME: what was recorded for the replica that refused stays recorded there, beside what is known of the one
+        // that served. So the tie goes to the former once more, and its prediction is wrong.
+        away.replica.set_control(|control| control.refuse = false);
+        rig.settle().await;
+        rig.eventually("all healthy again", |scrape| {
+            scrape.sum("warmpath_replicas", &[("health", "healthy")]) == 4.0
+        })
+        .await;
+        let again = rig.send(&ask).await;
+        assert_eq!((again.replica(), again.usage().cached_tokens), (away.replica.name(), 0));
+        let scrape = rig.scrape().await;
+        assert_eq!(scrape.sum("warmpath_prediction_total", &[("result", "over")]), 1.0);
+        rig.finish().await;
+    });
+}

@@ -1,0 +1,35 @@
+//! The built filter in a real Envoy, configured by the shipped `envoy/envoy.yaml`, in front of mock replicas.
+//!
+//! Three files come from the environment: `ENVOY_BIN` (Envoy 1.36 or later), `WARMPATH_WASM` (the built filter) and
+//! `WARMPATH_PREPARED` (Qwen3, by `warmpath-prepare`). Without one of them every test says `SKIPPED` on standard error.
+//!
+//! Each test has an Envoy and replicas of its own, and they run one after another whatever the number of test threads:
+//! timing is part of what is tested. Nothing here looks into the filter; what it did is read from its metrics, from
+//! what the replicas received, and from what the client was answered.
+
+#![cfg(not(target_family = "wasm"))]
+// The modules say `cfg(test)`, which is always so here, because clippy lets tests unwrap by that mark.
+
+#[cfg(test)]
+mod client;
+#[cfg(test)]
+mod harness;
+#[cfg(test)]
+mod prompts;
+#[cfg(test)]
+mod shipped;
+#[cfg(test)]
+mod stats;
+
+#[cfg(test)]
+mod failures;
+#[cfg(test)]
+mod feedback;
+#[cfg(test)]
+mod fleet;
+#[cfg(test)]
+mod prefixes;
+#[cfg(test)]
+mod requests;
+#[cfg(test)]
+mod start;
