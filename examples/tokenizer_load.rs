@@ -1,6 +1,6 @@
 //! A plugin that fetches a tokenizer from Envoy itself and loads it, logging what each step took.
 //!
-//! `scripts/bench_tokenizers.sh` runs it. It is an example so that the shipped module holds none of it.
+//! `scripts/bench.sh` runs it. It is an example so that the shipped module holds none of it.
 //! The configuration is `form text_path model_path`, the form one of `none`, `json`, `parts` and `prepared`.
 #![cfg(target_family = "wasm")]
 #![expect(missing_docs, reason = "a plugin has no documented items")]

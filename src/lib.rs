@@ -1,4 +1,22 @@
-//! Warmpath: route each LLM request to the replica that already holds its prefix.
+//! Warmpath routes each LLM request to the replica that already holds the longest part of its
+//! prompt in KV cache, unless waiting there costs more than computing the prompt elsewhere.
+//!
+//! Values go in, a decision comes out, and only the shell touches Envoy. In reading order:
+//!
+//! 1. [`config`] checks the plugin's JSON once.
+//! 2. [`request`] reads a body into a [`request::Prompt`], [`template`] renders it as the engine
+//!    would, [`tokens`] turns the text into ids and the ids into a chain of block hashes, and
+//!    [`model`] puts these together.
+//! 3. [`replicas`] says who there is and how they do, [`index`] who holds which blocks, and
+//!    [`charge`] what is in flight.
+//! 4. [`score`] is the cost in seconds, and [`route::decide`] the only path from all of these to a
+//!    replica and a reason.
+//! 5. [`feedback`] reads the response in passing: what it proves goes back into the index.
+//! 6. [`share`] is how the VMs of one Envoy come to see the same, and [`metrics`] what they count.
+//! 7. `shell`, in wasm only, does the host calls.
+//!
+//! None of it but the shell has a clock, chance, I/O or globals. `mock` (feature `demo`) is a
+//! replica for tests and demos; it shares nothing with the modules above but the tokenizer.
 
 pub mod charge;
 pub mod config;
@@ -13,7 +31,7 @@ pub mod request;
 pub mod route;
 pub mod score;
 pub mod share;
-#[cfg(all(target_family = "wasm", not(test)))]
+#[cfg(all(target_family = "wasm", not(test), not(feature = "bench")))]
 mod shell;
 pub mod template;
 pub mod tokens;

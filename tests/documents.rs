@@ -1,5 +1,6 @@
 //! The documents say what the code does: option and metric tables, and every path they name.
 
+#![expect(clippy::panic, reason = "a test helper fails by panicking")]
 use std::collections::BTreeSet;
 use std::path::Path;
 use warmpath::config::OPTIONS;

@@ -1,5 +1,5 @@
 #!/usr/bin/env python3
-"""Runs the tokenizer_load plugin in Envoy for each model and form; scripts/bench_tokenizers.sh builds what it needs."""
+"""Runs the tokenizer_load plugin in Envoy for each model and form; scripts/bench.sh builds what it needs."""
 import argparse
 import gzip
 import json
