@@ -38,9 +38,14 @@ wants() { [[ " ${steps[*]} " == *" $1 "* ]]; }
 
 # Runs one step's function; its output goes to a log, its runners' own lines to the terminal.
 run_step() {
-    local step=$1 began=$SECONDS log=$logs/$1.log
+    local step=$1 began=$SECONDS log=$logs/$1.log status
     printf '%-7s' "$step"
-    if ! "step_$step" >"$log" 2>&1; then
+    # Not within a condition: there bash would ignore `set -e`, and a step its own failures.
+    set +e
+    (set -e && "step_$step") >"$log" 2>&1
+    status=$?
+    set -e
+    if [ "$status" -ne 0 ]; then
         echo "FAILED after $((SECONDS - began)) s; the end of ${log#"$root"/}:"
         tail -n 80 "$log"
         exit 1
@@ -96,7 +101,10 @@ step_build() {
     local wasm=$target/wasm32-wasip1/release/warmpath.wasm size
     size=$(wc -c <"$wasm")
     echo "$wasm: $size bytes of $WASM_BUDGET_BYTES"
-    [ "$size" -le "$WASM_BUDGET_BYTES" ] || { echo "over the budget" && return 1; }
+    if [ "$size" -gt "$WASM_BUDGET_BYTES" ]; then
+        echo "over the budget"
+        return 1
+    fi
 }
 
 step_envoy() {
@@ -105,7 +113,8 @@ step_envoy() {
     WARMPATH_WASM=$target/wasm32-wasip1/release/warmpath.wasm WARMPATH_PREPARED=$prepared \
         cargo test --features demo --test envoy -- --test-threads=1
     if grep -q '^SKIPPED' "$logs/envoy.log"; then
-        echo "nothing may be skipped here" && return 1
+        echo "nothing may be skipped here"
+        return 1
     fi
 }
 

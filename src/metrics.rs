@@ -95,7 +95,7 @@ pub const PREDICTED_CACHED_TOKENS: Metric = Metric::counter(
 pub const RESPONSES: Metric = Metric::counter(
     "warmpath_responses_total",
     &["usage"],
-    "Successful responses to routed prompts, by what their usage carried: cached, no_cached, none, or unreadable",
+    "Successful responses to routed prompts, by what their usage carried: cached, no_cached or none; cut where the response ended early, unreadable where it is compressed or of another type",
 );
 /// Failed answers.
 pub const FAILED_RESPONSES: Metric = Metric::counter(

@@ -1,6 +1,6 @@
 //! Which prefix blocks each replica probably holds, from what was sent there.
 //!
-//! One [`Shadow`] per replica imitates the engine's own cache: blocks form a tree, a request
+//! One shadow per replica imitates the engine's own cache: blocks form a tree, a request
 //! refreshes the whole path from the root, and when the engine's capacity is reached the block
 //! that was used least recently and has no child goes first (engines free the tail of a sequence
 //! first, so a block never outlives its parent's claim). Because a shadow is closed under
@@ -57,6 +57,14 @@ impl PrefixIndex {
         let shadow = self.shadows.entry(replica).or_default();
         shadow.set_capacity(capacity_blocks);
         shadow.record(parent, blocks)
+    }
+
+    /// Takes back what was recorded of a request that the replica did not compute after all. A
+    /// block that others have built on since stays, with everything in front of it.
+    pub fn forget(&mut self, replica: ReplicaId, blocks: &[BlockHash]) {
+        if let Some(shadow) = self.shadows.get_mut(&replica) {
+            shadow.forget(blocks);
+        }
     }
 
     /// Bounds a replica's shadow by the engine's real capacity, evicting at once what is over it.
@@ -118,6 +126,18 @@ mod tests {
         index.record(REPLICA, 5, Some(BlockHash(5)), &hashes(&[6]));
         check_overlap(&index, &[1, 2, 3], 2);
         check_overlap(&index, &[1, 4, 5, 6], 4);
+    }
+
+    #[test]
+    fn what_was_not_computed_is_taken_back_up_to_what_others_built_on() {
+        let mut index = PrefixIndex::new();
+        index.record(REPLICA, 10, None, &hashes(&[1, 2, 3, 4]));
+        index.record(REPLICA, 10, Some(BlockHash(2)), &hashes(&[5]));
+        index.forget(REPLICA, &hashes(&[1, 2, 3, 4]));
+        check_overlap(&index, &[1, 2, 3, 4], 2);
+        check_overlap(&index, &[1, 2, 5], 3);
+        index.forget(REPLICA, &hashes(&[9]));
+        assert_eq!(index.held_blocks(REPLICA), 3);
     }
 
     #[test]

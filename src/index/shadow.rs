@@ -123,22 +123,35 @@ impl Shadow {
         while self.by_hash.len() > self.capacity {
             let Some(Reverse((used, index))) = self.leaves.pop() else { return };
             let Some(node) = self.nodes.get(index as usize).copied() else { continue };
-            if node.children > 0
+            let is_stale = node.children > 0
                 || node.used != used
-                || self.by_hash.get(&node.hash) != Some(&index)
-            {
-                continue;
+                || self.by_hash.get(&node.hash) != Some(&index);
+            if !is_stale {
+                self.remove_leaf(index, node);
             }
-            self.by_hash.remove(&node.hash);
-            self.free.push(index);
-            let Some(parent_index) = node.parent else { continue };
-            let Some(parent) = self.node_mut(parent_index) else { continue };
-            parent.children = parent.children.saturating_sub(1);
-            parent.used = parent.used.max(node.used);
-            if parent.children == 0 {
-                let entry = Reverse((parent.used, parent_index));
-                self.leaves.push(entry);
+        }
+    }
+
+    pub(super) fn forget(&mut self, blocks: &[BlockHash]) {
+        for hash in blocks.iter().rev() {
+            let Some(&index) = self.by_hash.get(hash) else { continue };
+            match self.nodes.get(index as usize).copied() {
+                Some(node) if node.children == 0 => self.remove_leaf(index, node),
+                _ => return,
             }
+        }
+    }
+
+    fn remove_leaf(&mut self, index: NodeIndex, node: Node) {
+        self.by_hash.remove(&node.hash);
+        self.free.push(index);
+        let Some(parent_index) = node.parent else { return };
+        let Some(parent) = self.node_mut(parent_index) else { return };
+        parent.children = parent.children.saturating_sub(1);
+        parent.used = parent.used.max(node.used);
+        if parent.children == 0 {
+            let entry = Reverse((parent.used, parent_index));
+            self.leaves.push(entry);
         }
     }
 

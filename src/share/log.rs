@@ -20,9 +20,20 @@ pub const SEGMENTS: u64 = 32;
 /// record (32 KB: some 2 us), so larger costs every request and smaller shortens the ring.
 pub const SEGMENT_BYTES: usize = 32 << 10;
 
-/// One request's trace: these blocks, behind that parent, are now on that replica.
+/// What became of a record's blocks.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum Fate {
+    /// They are now on the replica.
+    Held,
+    /// They were recorded as held, but the replica did not compute them after all.
+    Forgotten,
+}
+
+/// One request's trace: these blocks, behind that parent, on that replica.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct Record {
+    /// What became of them.
+    pub fate: Fate,
     /// Where it went.
     pub replica: ReplicaId,
     /// The last block that was there already; `None` for the root.
@@ -58,6 +69,10 @@ impl LogWriter {
             self.segment = self.header.begin(Kind::Log);
         }
         let writer = &mut self.segment;
+        writer.u8(match record.fate {
+            Fate::Held => 0,
+            Fate::Forgotten => 1,
+        });
         writer.u32(record.replica.slot);
         writer.u32(record.replica.incarnation);
         writer.option(record.parent, |writer, hash| writer.u64(hash.0));
@@ -142,6 +157,11 @@ fn records(reader: &mut super::bytes::Reader<'_>, skip: usize) -> Vec<Record> {
 
 fn record(reader: &mut super::bytes::Reader<'_>) -> Option<Record> {
     Some(Record {
+        fate: match reader.u8()? {
+            0 => Fate::Held,
+            1 => Fate::Forgotten,
+            _ => return None,
+        },
         replica: ReplicaId { slot: reader.u32()?, incarnation: reader.u32()? },
         parent: reader.option(|reader| reader.u64().map(BlockHash))?,
         blocks: reader.list(|reader| reader.u64().map(BlockHash))?,
@@ -157,6 +177,7 @@ mod tests {
 
     fn record(number: u64, blocks: usize) -> Record {
         Record {
+            fate: if number.is_multiple_of(3) { Fate::Forgotten } else { Fate::Held },
             replica: ReplicaId { slot: 1, incarnation: 1 },
             parent: number.is_multiple_of(2).then_some(BlockHash(number)),
             blocks: (0..blocks as u64).map(|n| BlockHash(number * 1000 + n)).collect(),

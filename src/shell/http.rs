@@ -9,7 +9,7 @@ use crate::model::Model;
 use crate::replicas::{Moment, ReplicaId};
 use crate::request::{self, Api, Prompt};
 use crate::route::{self, Decision, PromptKnowledge, Question, Reason};
-use crate::share::log::Record;
+use crate::share::log::{Fate, Record};
 use crate::tokens::blocks::{BlockHash, Chain, ChainSeed};
 use proxy_wasm::traits::{Context, HttpContext};
 use proxy_wasm::types::Action;
@@ -29,6 +29,8 @@ struct Routed {
     prompt: Option<PromptFacts>,
     began: Moment,
     tokens_charged: bool,
+    /// Blocks that the replica was not believed to hold before this request.
+    recorded: Vec<BlockHash>,
     served_elsewhere: bool,
 }
 
@@ -219,6 +221,11 @@ impl Stream {
                 shared.link.answer_began(routed.replica, routed.decision.uncached_tokens());
             }
             shared.link.release(routed.replica);
+            // An engine that answers with an error has not computed the prompt. One whose client
+            // left before any answer may have, and keeps what it has.
+            if class.is_some() && self.status.is_some() {
+                take_back(shared, &mut routed);
+            }
             if let Some(feedback) = feedback {
                 learn(shared, &mut routed, &feedback);
             }
@@ -373,8 +380,11 @@ fn route(
         return Err(Reason::HostError);
     }
     let (replica, address) = (chosen.id, chosen.address.clone());
+    let mut recorded = Vec::new();
     if let Some((replica, parent, blocks)) = decision.new_blocks() {
-        shared.link.record(&Record { replica, parent, blocks: blocks.to_vec() });
+        recorded = blocks.to_vec();
+        let blocks = blocks.to_vec();
+        shared.link.record(&Record { fate: Fate::Held, replica, parent, blocks });
     }
     shared.link.charge(replica, decision.uncached_tokens(), now);
     shared.link.publish(now);
@@ -393,6 +403,7 @@ fn route(
         prompt,
         began,
         tokens_charged: true,
+        recorded,
         served_elsewhere: false,
     })
 }
@@ -404,17 +415,28 @@ fn move_to(shared: &mut Shared, routed: &mut Routed, address: &str) -> Option<()
     let uncached = routed.decision.uncached_tokens();
     shared.link.answer_began(routed.replica, uncached);
     shared.link.release(routed.replica);
+    take_back(shared, routed);
     let now = host::now();
     shared.link.charge(served, uncached, now);
     if let Some(chain) = &routed.decision.chain {
+        let held = shared.link.index().overlap_blocks(served, chain.hashes());
+        routed.recorded = chain.hashes().iter().skip(held).copied().collect();
         let blocks = chain.hashes().to_vec();
-        shared.link.record(&Record { replica: served, parent: None, blocks });
+        shared.link.record(&Record { fate: Fate::Held, replica: served, parent: None, blocks });
     }
     shared.link.publish(now);
     routed.replica = served;
     address.clone_into(&mut routed.address);
     routed.served_elsewhere = true;
     Some(())
+}
+
+/// Takes back what was recorded of a request that its replica did not compute.
+fn take_back(shared: &mut Shared, routed: &mut Routed) {
+    let (replica, blocks) = (routed.replica, std::mem::take(&mut routed.recorded));
+    if !blocks.is_empty() {
+        shared.link.record(&Record { fate: Fate::Forgotten, replica, parent: None, blocks });
+    }
 }
 
 /// Takes in what a complete response proved.
@@ -425,6 +447,7 @@ fn learn(shared: &mut Shared, routed: &mut Routed, feedback: &Feedback) {
         Some(Usage { cached_tokens: Some(_), .. }) => "cached",
         Some(_) => "no_cached",
         None if feedback.was_read() => "none",
+        None if feedback.is_readable() => "cut",
         None => "unreadable",
     };
     meters::add(&metrics::RESPONSES, &[carried], 1);
@@ -439,7 +462,8 @@ fn learn(shared: &mut Shared, routed: &mut Routed, feedback: &Feedback) {
     let cached = feedback::cached_answer_tokens(ids.len(), usage);
     let Some(chain) = &mut routed.decision.chain else { return };
     if let Some((parent, blocks)) = extended(chain, ids.get(..cached).unwrap_or_default()) {
-        shared.link.record(&Record { replica: routed.replica, parent, blocks });
+        let replica = routed.replica;
+        shared.link.record(&Record { fate: Fate::Held, replica, parent, blocks });
     }
 }
 

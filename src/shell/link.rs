@@ -10,7 +10,7 @@ use crate::index::{PrefixIndex, Recorded};
 use crate::metrics;
 use crate::replicas::{Moment, ReplicaId, ReplicaTable};
 use crate::route::{Decision, View};
-use crate::share::log::{LogReader, LogWriter, Read, Record, SEGMENTS};
+use crate::share::log::{Fate, LogReader, LogWriter, Read, Record, SEGMENTS};
 use crate::share::table::Published;
 use crate::share::vm::{self, LogHead, VmState};
 use crate::share::{MAX_VM_SLOTS, lease};
@@ -213,6 +213,10 @@ impl Link {
         // A record of an incarnation that is not in the table is of a cache that is gone, or of
         // one this VM has not heard of yet; the latter is rare and only costs a prediction.
         if self.table.by_id(record.replica).is_none() {
+            return;
+        }
+        if record.fate == Fate::Forgotten {
+            self.index.forget(record.replica, &record.blocks);
             return;
         }
         let capacity = self.capacity(record.replica);

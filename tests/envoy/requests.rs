@@ -1,13 +1,14 @@
 //! Requests that are not what they should be, and those who ask why.
 
 use crate::client::{Answer, Ask, Connection};
-use crate::harness::{Plan, Rig, has_header, with_envoy};
+use crate::harness::{ALIAS, Plan, Rig, has_header, with_envoy};
 use crate::prompts::{chat, words};
 use crate::stats::reasons_between;
 use flate2::Compression;
 use flate2::write::GzEncoder;
 use serde_json::{Value, json};
 use std::io::Write as _;
+use warmpath::mock::Handle;
 
 const CHAT: &str = "/v1/chat/completions";
 
@@ -130,6 +131,47 @@ fn odd_requests_pass_unchanged_and_are_counted_by_their_reason() {
         check(&rig, &mut http2, ("trailers again", repeated, "prefix")).await;
         check(&rig, &mut http2, ("HTTP/2", Ask::chat(&chat(21, 60, 1)), "cold")).await;
         check(&rig, &mut http2, ("HTTP/2, no body", Ask::post(CHAT, ""), "no_body")).await;
+        rig.finish().await;
+    });
+}
+
+#[test]
+fn each_model_goes_to_the_replicas_that_serve_it() {
+    with_envoy("each_model_goes_to_the_replicas_that_serve_it", |files| async move {
+        let mut plan = Plan::new(1, 4).plugin(|plugin| {
+            let mut other = plugin["models"][0].clone();
+            other["name"] = json!("other");
+            other["aliases"] = json!([]);
+            plugin["models"].as_array_mut().unwrap().push(other);
+        });
+        for replica in &mut plan.replicas[2..] {
+            replica.served_names = vec!["other".to_owned()];
+        }
+        let rig = Rig::start(&files, plan).await;
+        rig.eventually("every replica's models are known", |scrape| {
+            let asked = [("target", "models"), ("result", "ok")];
+            scrape.sum("warmpath_polls_total", &asked) >= 4.0
+        })
+        .await;
+        let mut tokens = 0;
+        for seed in 0..12 {
+            for (model, replicas) in [(ALIAS, &rig.replicas[..2]), ("other", &rig.replicas[2..])] {
+                let mut body = chat(seed, 60, 1);
+                body["model"] = json!(model);
+                let answer = rig.send(&Ask::chat(&body)).await;
+                assert_eq!(answer.status, 200);
+                let served = |handle: &Handle| handle.replica.name() == answer.replica();
+                assert!(replicas.iter().any(served), "{model} went to {}", answer.replica());
+                if model == "other" {
+                    tokens += answer.usage().prompt_tokens;
+                }
+            }
+        }
+        let scrape = rig.scrape().await;
+        // The same words under another model share nothing.
+        assert_eq!(scrape.sum("warmpath_requests_total", &[("reason", "cold")]), 24.0);
+        let counted = scrape.sum("warmpath_prompt_tokens_total", &[("model", "other")]);
+        assert_eq!(counted, tokens as f64);
         rig.finish().await;
     });
 }
