@@ -177,15 +177,36 @@ impl Link {
         self.refresh_table();
         let own = self.slot();
         let mut peers = std::mem::take(&mut self.peers);
+        let mut orphans = Vec::new();
         for (number, peer) in (0u32..).zip(&mut peers) {
             if own != Some(number) {
-                self.refresh_peer(number, peer, now);
+                self.refresh_peer(number, peer, now, &mut orphans);
             }
         }
         self.peers = peers;
+        self.apply_orphans(orphans);
     }
 
-    fn refresh_peer(&mut self, number: u32, peer: &mut Peer, now: Moment) {
+    /// A record may build on one in a log that was read after its own, so what found no parent is
+    /// tried again, for as long as that helps.
+    fn apply_orphans(&mut self, mut orphans: Vec<Record>) {
+        loop {
+            let before = orphans.len();
+            orphans.retain(|record| !self.apply(record));
+            if orphans.is_empty() || orphans.len() == before {
+                break;
+            }
+        }
+        meters::add(&metrics::LOG_ORPHANED, &[], orphans.len() as u64);
+    }
+
+    fn refresh_peer(
+        &mut self,
+        number: u32,
+        peer: &mut Peer,
+        now: Moment,
+        orphans: &mut Vec<Record>,
+    ) {
         let (value, _) = host::shared(&slot_key(number));
         let fingerprint = self.config.fingerprint();
         let read = value.as_deref().and_then(VmState::read);
@@ -198,9 +219,7 @@ impl Link {
             let (segment, _) = host::shared(&log_key(number, place));
             if let Read::Records(records) = peer.reader.take(segment.as_deref(), fingerprint, head)
             {
-                for record in records {
-                    self.apply(&record);
-                }
+                orphans.extend(records.into_iter().filter(|record| !self.apply(record)));
             }
         }
         meters::add(&metrics::LOG_LAPPED, &[], peer.reader.lapped - lapped_before);
@@ -209,21 +228,20 @@ impl Link {
         }
     }
 
-    fn apply(&mut self, record: &Record) {
+    /// Applies a record. False when its parent is not held: then it may be tried again.
+    fn apply(&mut self, record: &Record) -> bool {
         // A record of an incarnation that is not in the table is of a cache that is gone, or of
         // one this VM has not heard of yet; the latter is rare and only costs a prediction.
         if self.table.by_id(record.replica).is_none() {
-            return;
+            return true;
         }
         if record.fate == Fate::Forgotten {
             self.index.forget(record.replica, &record.blocks);
-            return;
+            return true;
         }
         let capacity = self.capacity(record.replica);
         let recorded = self.index.record(record.replica, capacity, record.parent, &record.blocks);
-        if recorded == Recorded::Orphaned {
-            meters::add(&metrics::LOG_ORPHANED, &[], 1);
-        }
+        recorded == Recorded::Held
     }
 
     pub fn capacity(&self, replica: ReplicaId) -> usize {

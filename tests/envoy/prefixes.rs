@@ -57,6 +57,7 @@ fn what_one_worker_routed_another_finds_without_any_report() {
         );
         let predicted = scrape.sum("warmpath_predicted_cached_tokens_total", &[]);
         assert_eq!(predicted, reusable(prompt) as f64);
+        assert_eq!(scrape.sum("warmpath_log_orphaned_total", &[]), 0.0);
         assert!(rig.connections_by_worker().await.iter().all(|count| *count > 0));
         rig.finish().await;
     });
