@@ -12,12 +12,12 @@
 //! `wait`, `prefill` and half of `decode` are this request's own time; `stall` and the other half
 //! are what it takes from others, since every sequence of a batch waits for a prefill in it. A
 //! choice by own time alone leaves a prefix as soon as another replica is free for a moment, and
-//! everybody pays: on the demo's conversations, simulated, it hit 76 % and sent the p99 of the
-//! time to first token from 80 ms to 310 ms.
+//! everybody pays: `warmpath-replay simulate --seeds 3` computes 758,000 tokens a run with
+//! `--cost '{"neighbour_weight": 0}'` and 601,000 without.
 //!
 //! `stall` goes by the fleet's mean, not by the replica's own number of requests: it weighs
 //! computing against not computing, and must not send a long prompt to where few requests are
-//! but long ones wait (without any reuse that raised the same p99 from 250 ms to 480 ms).
+//! but long ones wait.
 //!
 //! | term | unit | source | when it is missing |
 //! | --- | --- | --- | --- |

@@ -1,4 +1,5 @@
-//! `warmpath-replay`: plays a workload against a gateway and says what came of it.
+//! `warmpath-replay`: plays a workload, against a gateway or a simulated fleet, and says what
+//! came of it.
 //!
 //! Open loop: sessions arrive when the plan says, however slow the answers; only turns of one
 //! session wait for each other. It does not retry, it does not warm up, and it does not leave
@@ -7,6 +8,7 @@
 
 mod live;
 mod random;
+mod simulate;
 mod sse;
 mod stats;
 mod table;
@@ -33,6 +35,8 @@ enum Action {
     /// baselines route by. A real deployment would need clients that set them; Warmpath does not
     /// read them.
     Live(LiveArgs),
+    /// Play a workload against a fleet in virtual time, under any policy.
+    Simulate(simulate::SimulateArgs),
     /// Print the table of a file of records.
     Table {
         /// What `live --json` wrote.
@@ -100,6 +104,7 @@ const MOST_LAG: Duration = Duration::from_millis(10);
 async fn main() -> ExitCode {
     let outcome = match Command::parse().action {
         Action::Live(args) => live(args).await,
+        Action::Simulate(args) => simulate::run(&args),
         Action::Table { file } => table::read(&file).map(|runs| print!("{}", table::render(&runs))),
         Action::Ready { urls, within, containing } => {
             live::ready(&urls, Duration::from_secs_f64(within), containing.as_deref()).await

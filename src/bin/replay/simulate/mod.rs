@@ -1,0 +1,209 @@
+//! The workload against a fleet in virtual time: the mock replica's engine, and the filter's own
+//! core deciding.
+//!
+//! A run takes seconds of CPU and is the same every time, so it is where the cost formula is
+//! judged. What it leaves out: Envoy, the network, tokenizing (a word stands for a token), and
+//! several VMs or gateways; there is one view of the fleet.
+
+mod fleet;
+mod gateway;
+mod policy;
+
+use crate::stats::Run;
+use crate::table;
+use crate::workload::{Plan, Workload};
+use clap::Args;
+use fleet::Fleet;
+use policy::Policy;
+use std::path::PathBuf;
+use std::time::Duration;
+use warmpath::config::Config;
+use warmpath::mock::engine::EngineConfig;
+use warmpath::route::RouteConfig;
+
+/// What to simulate. The fleet's defaults are those of `scripts/demo.sh`.
+#[derive(Args)]
+pub struct SimulateArgs {
+    /// What to play.
+    #[arg(long, value_enum, default_value = "conversations")]
+    workload: Workload,
+    /// How many requests.
+    #[arg(long, default_value_t = 1500)]
+    requests: usize,
+    /// Seconds over which sessions arrive.
+    #[arg(long, default_value_t = 20.0)]
+    duration: f64,
+    /// The first seed.
+    #[arg(long, default_value_t = 1)]
+    seed: u64,
+    /// How many seeds, one after another.
+    #[arg(long, default_value_t = 1)]
+    seeds: u64,
+    /// Only this policy; may be repeated.
+    #[arg(long, value_enum)]
+    policy: Vec<Policy>,
+    /// Replicas of the fleet.
+    #[arg(long, default_value_t = 4)]
+    replicas: usize,
+    /// Tokens per KV block.
+    #[arg(long, default_value_t = 16)]
+    block_size: u32,
+    /// KV blocks of each replica.
+    #[arg(long, default_value_t = 7000)]
+    capacity_blocks: u32,
+    /// Prompt tokens per second, attention apart.
+    #[arg(long, default_value_t = 60_000.0)]
+    prefill_rate: f64,
+    /// Pairs of tokens per second that attention adds to a prefill.
+    #[arg(long, default_value_t = 2e9)]
+    attention_rate: f64,
+    /// Milliseconds of a step that does nothing else.
+    #[arg(long, default_value_t = 5.0)]
+    step_ms: f64,
+    /// Milliseconds that each decoding sequence adds to a step.
+    #[arg(long, default_value_t = 0.15)]
+    decode_ms: f64,
+    /// Requests that may run at once.
+    #[arg(long, default_value_t = 256)]
+    max_num_seqs: usize,
+    /// Milliseconds between a replica's reports.
+    #[arg(long, default_value_t = 500)]
+    report_ms: u64,
+    /// Warmpath's `cost` options as JSON; the replicas' speed is told it in any case.
+    #[arg(long, default_value = "{}")]
+    cost: String,
+    /// Write the runs' records to this JSON list.
+    #[arg(long)]
+    json: Option<PathBuf>,
+}
+
+/// Simulates and prints the table.
+///
+/// # Errors
+/// When an argument makes no sense or the file cannot be written.
+pub fn run(args: &SimulateArgs) -> Result<(), String> {
+    let fleet = args.fleet()?;
+    let policies = if args.policy.is_empty() { Policy::ALL.to_vec() } else { args.policy.clone() };
+    let duration = Duration::from_secs_f64(args.duration);
+    let mut runs: Vec<Run> = Vec::new();
+    for seed in args.seed..args.seed.saturating_add(args.seeds) {
+        let plan = Plan::new(args.workload, args.requests, duration, seed);
+        let workload = format!("{}, seed {seed}", args.workload.name());
+        for &policy in &policies {
+            let samples = fleet.play(&plan, policy, seed)?;
+            let mut run = Run::of(policy.name(), &workload, &samples);
+            run.count_idle_replicas(&runs);
+            runs.push(run);
+        }
+    }
+    print!("{}", table::render(&runs));
+    args.json.as_ref().map_or(Ok(()), |path| table::write(path, &runs))
+}
+
+impl SimulateArgs {
+    fn fleet(&self) -> Result<Fleet, String> {
+        if self.replicas == 0 {
+            return Err("--replicas: at least one is needed".to_owned());
+        }
+        let engine = EngineConfig {
+            block_size: self.block_size as usize,
+            capacity_blocks: self.capacity_blocks,
+            prefill_rate: self.prefill_rate,
+            attention_rate: self.attention_rate,
+            step_base: Duration::from_secs_f64(self.step_ms / 1e3),
+            decode_per_sequence: Duration::from_secs_f64(self.decode_ms / 1e3),
+            max_num_seqs: self.max_num_seqs,
+            ..EngineConfig::default()
+        };
+        let route = route_config(&engine, &self.cost)?;
+        let report_interval = Duration::from_millis(self.report_ms);
+        Ok(Fleet { replicas: self.replicas, engine, route, report_interval })
+    }
+}
+
+/// The filter's own defaults, the engine's speed, and what `cost` changes.
+fn route_config(engine: &EngineConfig, cost: &str) -> Result<RouteConfig, String> {
+    let mut options: serde_json::Map<String, serde_json::Value> =
+        serde_json::from_str(cost).map_err(|error| format!("--cost: {error}"))?;
+    let mut default = |name: &str, value: f64| {
+        options.entry(name).or_insert_with(|| value.into());
+    };
+    default("prefill_tokens_per_s", engine.prefill_rate);
+    default("attention_tokens", engine.attention_rate / engine.prefill_rate);
+    let plugin = serde_json::json!({
+        "models": [{ "name": "m", "prepared": { "cluster": "none", "path": "/none" } }],
+        "clusters": [{ "name": gateway::CLUSTER, "replicas": [] }],
+        "default_block_size": engine.block_size,
+        "cost": options,
+    });
+    let config = Config::parse(plugin.to_string().as_bytes());
+    config.map(|config| config.route).map_err(|error| format!("--cost: {error}"))
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use clap::Parser;
+
+    #[derive(Parser)]
+    struct Command {
+        #[command(flatten)]
+        args: SimulateArgs,
+    }
+
+    fn simulate(line: &str, policy: Policy, seed: u64) -> Run {
+        let words = std::iter::once("simulate").chain(line.split_whitespace());
+        let args = Command::parse_from(words).args;
+        let duration = Duration::from_secs_f64(args.duration);
+        let plan = Plan::new(args.workload, args.requests, duration, seed);
+        let samples = args.fleet().unwrap().play(&plan, policy, seed).unwrap();
+        Run::of(policy.name(), args.workload.name(), &samples)
+    }
+
+    const SHORT: &str = "--requests 80 --duration 2";
+    const LONGER: &str = "--requests 250 --duration 4";
+
+    #[test]
+    fn equal_seeds_give_equal_runs_and_others_do_not() {
+        for policy in Policy::ALL {
+            let run = simulate(SHORT, policy, 1);
+            assert_eq!(run, simulate(SHORT, policy, 1), "{policy:?}");
+            assert_ne!(run, simulate(SHORT, policy, 2), "{policy:?}");
+            assert_eq!((run.requests, run.errors), (80, 0));
+        }
+    }
+
+    #[test]
+    fn every_policy_is_asked_the_same() {
+        let asked = Policy::ALL.map(|policy| simulate(SHORT, policy, 3).prompt_tokens);
+        let (least, most) = (asked.iter().min().unwrap(), asked.iter().max().unwrap());
+        assert_eq!(least, most, "an answer's length is part of the plan");
+    }
+
+    #[test]
+    fn a_prefix_is_worth_its_queue_and_costs_nobody_else() {
+        let [mut round_robin, mut selfish, mut warmpath] = [0.0; 3];
+        for seed in 1..=2 {
+            round_robin += simulate(LONGER, Policy::RoundRobin, seed).hit_rate();
+            let cost = format!("{LONGER} --cost {{\"neighbour_weight\":0}}");
+            selfish += simulate(&cost, Policy::Warmpath, seed).hit_rate();
+            warmpath += simulate(LONGER, Policy::Warmpath, seed).hit_rate();
+        }
+        assert!(warmpath > 1.2 * round_robin, "{warmpath} against {round_robin}");
+        assert!(warmpath > selfish, "{warmpath} against {selfish}");
+    }
+
+    #[test]
+    fn without_reuse_nobody_waits_longer_than_under_least_request() {
+        let line = "--workload no-reuse --requests 300 --duration 6";
+        let p99 = |policy| (1..=2).map(|s| simulate(line, policy, s).first_token.p99).sum::<f64>();
+        let (warmpath, least_request) = (p99(Policy::Warmpath), p99(Policy::LeastRequest));
+        assert!(warmpath < 1.05 * least_request, "{warmpath} ms against {least_request} ms");
+    }
+
+    #[test]
+    fn a_wrong_cost_option_is_named() {
+        let error = route_config(&EngineConfig::default(), r#"{"presure_ms": 1}"#).unwrap_err();
+        assert_eq!(error, "--cost: cost.presure_ms: unknown option");
+    }
+}
