@@ -2,7 +2,7 @@
 
 use super::engine::{Engine, Request, RequestId, StepReport};
 use super::replica::Replica;
-use std::collections::HashMap;
+use hashbrown::HashMap;
 use std::sync::Arc;
 use std::time::Duration;
 use tokio::sync::mpsc::{UnboundedReceiver, UnboundedSender};
