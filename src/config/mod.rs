@@ -32,15 +32,13 @@ pub struct Config {
     pub poll_timeout: Duration,
     /// Bodies up to this size are held and read.
     pub max_body_bytes: usize,
-    /// The engine's local time is this far from UTC: templates may print the date.
-    pub engine_utc_offset: UtcOffset,
+    /// The engine's local time is this far from UTC, in seconds, positive to the east: templates
+    /// may print the date.
+    pub engine_utc_offset_s: i64,
     /// Who may see why a replica was chosen.
     pub explain: Option<ExplainConfig>,
     fingerprint: u64,
 }
-
-/// Seconds east of Greenwich.
-pub type UtcOffset = i64;
 
 /// One model.
 #[derive(Debug, Clone, PartialEq, Eq)]
@@ -95,8 +93,8 @@ impl fmt::Display for ConfigError {
     }
 }
 
-/// Every option: path, default as JSON (empty: required; `-`: absent), unit, and meaning. The
-/// README's table is checked against this one.
+/// Every option: path, default as JSON (empty: required; `-`: absent), and unit. The README's
+/// table is checked against this one.
 pub const OPTIONS: &[(&str, &str, &str)] = &[
     ("models", "", "list"),
     ("models[].name", "", "text"),
@@ -167,7 +165,7 @@ impl Config {
             poll_interval: root.millis("poll_interval_ms", 500, 50, 60_000)?,
             poll_timeout: root.millis("poll_timeout_ms", 2000, 50, 60_000)?,
             max_body_bytes: root.integer("max_body_bytes", 1_000_000, 1, 256 << 20)? as usize,
-            engine_utc_offset: 60
+            engine_utc_offset_s: 60
                 * root.signed("engine_utc_offset_minutes", 0, -24 * 60, 24 * 60)?,
             explain,
         };
