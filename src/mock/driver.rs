@@ -1,4 +1,6 @@
 //! Paces an engine against the real clock and hands its tokens to the requests' streams.
+//!
+//! It does not schedule: what a step does and how long it takes is the engine's to say.
 
 use super::engine::{Engine, Request, RequestId, StepReport};
 use super::replica::Replica;
