@@ -31,7 +31,7 @@ impl Charge {
 }
 
 /// Below this many recent tokens a charge with nothing in flight is dropped: it no longer moves
-/// a cost by a microsecond, and keeping it would make the vector grow with every replica ever used.
+/// a cost by a microsecond, and keeping it would make the map grow with every replica ever used.
 const FORGOTTEN_TOKENS: f64 = 1.0;
 
 /// Charges by replica.

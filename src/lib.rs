@@ -16,7 +16,11 @@
 //! 7. `shell`, in wasm only, does the host calls.
 //!
 //! None of it but the shell has a clock, chance, I/O or globals. `mock` (feature `demo`) is a
-//! replica for tests and demos; it shares nothing with the modules above but the tokenizer.
+//! replica for tests and demos; of the modules above it shares those that read a prompt, and none
+//! that chooses.
+
+// Only the shell needs `unsafe`: for the clock as a number, and for names that the linker goes by.
+#![cfg_attr(not(target_family = "wasm"), forbid(unsafe_code))]
 
 pub mod charge;
 pub mod config;

@@ -101,7 +101,7 @@ pub const RESPONSES: Metric = Metric::counter(
 pub const FAILED_RESPONSES: Metric = Metric::counter(
     "warmpath_failed_responses_total",
     &["class"],
-    "Responses other than 200 to routed requests, by status class: 3xx, 4xx, 5xx, or none when the client got no response",
+    "Responses other than 200 to routed requests, by status class: 3xx, 4xx, 5xx, other, or none when the client got no response",
 );
 /// The engine's count of prompt tokens.
 pub const REPORTED_PROMPT_TOKENS: Metric = Metric::counter(

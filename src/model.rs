@@ -1,4 +1,6 @@
 //! A model as the filter knows it: its tokenizer and its chat template, together.
+//!
+//! It does not fetch its bytes, does not know its own name, and has no clock.
 
 use crate::request::{Input, Prompt};
 use crate::template::{ChatTemplate, TemplateError};

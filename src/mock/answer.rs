@@ -238,8 +238,7 @@ impl Stream {
         let wish = &self.ticket.wish;
         let text = Value::from(self.ticket.replica.speech.text(event.token));
         let (reason, stop) = match (event.last, wish.api) {
-            (true, Api::Chat) => ("\"length\"", ",\"stop_reason\":null"),
-            (true, Api::Completions) => ("\"length\"", ",\"stop_reason\":null"),
+            (true, _) => ("\"length\"", ",\"stop_reason\":null"),
             (false, Api::Chat) => ("null", ""),
             (false, Api::Completions) => ("null", ",\"stop_reason\":null"),
         };

@@ -8,7 +8,8 @@
 //! It knows nothing of requests, steps or time.
 
 use super::digest::Digest;
-use std::collections::{BTreeMap, HashMap};
+use hashbrown::HashMap;
+use std::collections::BTreeMap;
 
 /// A physical block.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash, PartialOrd, Ord)]

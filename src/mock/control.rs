@@ -1,4 +1,6 @@
 //! Faults on demand: what a test asks a mock replica to do wrong.
+//!
+//! The wishes only: the server carries them out, and the engine underneath knows of none.
 
 use serde_json::Value;
 use std::time::Duration;

@@ -1,8 +1,10 @@
 //! Paces an engine against the real clock and hands its tokens to the requests' streams.
+//!
+//! It does not schedule: what a step does and how long it takes is the engine's to say.
 
 use super::engine::{Engine, Request, RequestId, StepReport};
 use super::replica::Replica;
-use std::collections::HashMap;
+use hashbrown::HashMap;
 use std::sync::Arc;
 use std::time::Duration;
 use tokio::sync::mpsc::{UnboundedReceiver, UnboundedSender};

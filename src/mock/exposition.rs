@@ -77,11 +77,6 @@ impl Histogram {
             *count += 1;
         }
     }
-
-    /// How many values were counted, and their sum.
-    pub fn count_and_sum(&self) -> (u64, f64) {
-        (self.count, self.sum)
-    }
 }
 
 /// What stays the same about an engine.

@@ -198,6 +198,7 @@ impl Replica {
 }
 
 /// Seconds since the Unix epoch.
+#[expect(clippy::disallowed_methods, reason = "a mock replica is a server, not the core")]
 pub(super) fn unix_time() -> f64 {
     SystemTime::now().duration_since(UNIX_EPOCH).unwrap_or_default().as_secs_f64()
 }

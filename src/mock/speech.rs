@@ -7,8 +7,8 @@
 use super::engine::Vocabulary;
 use crate::model::Model;
 use crate::request::{self, Api};
+use hashbrown::HashMap;
 use serde_json::json;
-use std::collections::HashMap;
 
 /// The words of a replica.
 #[derive(Debug)]

@@ -24,7 +24,7 @@ pub struct ReplicaId {
     pub incarnation: u32,
 }
 
-/// A moment on the monotonic clock that all VMs of one Envoy share.
+/// A moment on the monotonic clock that all VMs of one Envoy share, in nanoseconds.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Default)]
 pub struct Moment(pub u64);
 
@@ -92,7 +92,7 @@ pub struct Replica {
 }
 
 impl Replica {
-    /// Whether a request for `model` (any of its names) may go there. A replica that has not
+    /// Whether a request for the model with these names may go there. A replica that has not
     /// listed its models is not ruled out.
     pub fn serves(&self, names: &[String]) -> bool {
         self.models.as_ref().is_none_or(|models| models.iter().any(|model| names.contains(model)))

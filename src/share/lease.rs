@@ -2,7 +2,8 @@
 //! compare-and-swap.
 //!
 //! The epoch grows with every change of holder and goes into all that the holder publishes, so
-//! that one which was stalled past its lease cannot overwrite what its successor wrote.
+//! that one which was stalled past its lease cannot overwrite what its successor wrote. Nothing here
+//! waits or writes: the caller's compare-and-swap decides between two that claim at once.
 
 use super::{Header, Kind};
 use crate::replicas::Moment;

@@ -1,4 +1,6 @@
 //! The replica table as the leader publishes it.
+//!
+//! Who is in it is [`crate::replicas`]' part, and who may write it [`super::lease`]'s.
 
 use super::bytes::{Reader, Writer};
 use super::{Header, Kind};

@@ -2,7 +2,7 @@
 //!
 //! A slot is claimed by compare-and-swap once and from then on written by its owner alone. The
 //! charges and the log's head travel together, so that one read of some hundred bytes tells
-//! another VM all that changed.
+//! another VM all that changed. They are summed elsewhere, by [`crate::charge`].
 
 use super::{Header, Kind};
 use crate::charge::{Charge, Charges};

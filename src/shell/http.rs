@@ -1,4 +1,7 @@
-//! One request and its response.
+//! One request and its response: what each callback holds, releases and counts.
+//!
+//! It holds no body beyond the configured limit and no response at all. What is read, weighed or
+//! learned is the core's part.
 
 use super::root::Shared;
 use super::{EXPLAIN_HEADER, ROUTING_HEADER, host, meters};
@@ -337,7 +340,7 @@ fn read_prompt(shared: &Shared, api: Api, body: &[u8]) -> Result<Known, Reason> 
     let prompt = request::parse(api, body).map_err(|error| Reason::from(&error))?;
     let index = shared.config.model_named(prompt.model.as_deref()).ok_or(Reason::UnknownModel)?;
     let model = shared.models.model(index)?;
-    let local = host::wall_seconds().saturating_add_signed(shared.config.engine_utc_offset);
+    let local = host::wall_seconds().saturating_add_signed(shared.config.engine_utc_offset_s);
     let tokens = model.token_ids(&prompt, local).map_err(|error| Reason::from(&error))?;
     Ok(Known { prompt, tokens, model, index })
 }

@@ -1,7 +1,8 @@
 //! This VM's link to the others: its slot, its log, and its picture of the whole Envoy.
 //!
 //! Everything is read and written through [`crate::share`]'s formats. What a VM knows of the
-//! fleet is here: the replica table, the prefix index, and everybody's charges.
+//! fleet is here: the replica table, the prefix index, and everybody's charges. It asks no replica
+//! and chooses none.
 
 use super::{host, meters};
 use crate::charge::Charges;

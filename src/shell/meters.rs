@@ -1,4 +1,6 @@
 //! The metrics of this VM, defined in Envoy when first used.
+//!
+//! Names and kinds are [`crate::metrics`]'s, sums are Envoy's: only ids are kept here.
 
 use super::host;
 use crate::metrics::{Kind, Metric};

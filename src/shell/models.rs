@@ -21,10 +21,12 @@ use std::time::Duration;
 /// far less; a fetch takes at most [`FETCH_TIMEOUT`], during which it still ticks.
 const TURN_TERM: Duration = Duration::from_secs(5);
 
-/// A prepared file is a few megabytes from Envoy itself or a neighbour.
+/// A prepared file is a few megabytes from Envoy itself or a neighbour. Halved, a slow neighbour is
+/// never waited for; doubled, one that hangs keeps every other VM's turn for that much longer.
 const FETCH_TIMEOUT: Duration = Duration::from_secs(20);
 
-/// A file that could not be fetched or read is tried again this much later.
+/// A file that could not be fetched or read is tried again this much later. Halved, a damaged file
+/// is fetched and logged twice as often by every VM; doubled, so is the wait once it is mended.
 const RETRY_AFTER: Duration = Duration::from_secs(5);
 
 /// How long one tick goes on loading. Half of the 50 ms that no callback may exceed, because the

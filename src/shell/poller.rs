@@ -3,6 +3,9 @@
 //! Every VM has a [`Poller`]; only the one that holds the lease asks. The VM on Envoy's main
 //! thread is preferred, since it serves no traffic: a VM that has served some leaves an ended
 //! lease to the others for a while.
+//!
+//! It does not choose replicas, and a replica that fails to answer is not taken for dead: only
+//! Envoy's membership and health verdicts count.
 
 use super::link::{Link, SharedLease};
 use super::{ROUTING_HEADER, host, meters};
@@ -19,10 +22,13 @@ use std::time::Duration;
 /// ticks; shorter, and a worker that is held up for a moment loses it to no purpose.
 const LEASE_TERM: Duration = Duration::from_secs(1);
 
-/// How long a VM with traffic leaves an ended lease to one without.
+/// How long a VM with traffic leaves an ended lease to one without: ten ticks. Halved, a main thread
+/// that is held up loses it to a worker; doubled, so is the time without reports when it is gone.
 const LEASE_GRACE: Duration = Duration::from_secs(1);
 
-/// Models change with a deployment, not with traffic.
+/// How often a replica is asked for its models: they change with a deployment, not with traffic.
+/// Halved, each replica answers twice as many questions for nothing; doubled, a model that moved is
+/// sought at its old place for longer.
 const MODELS_INTERVAL: Duration = Duration::from_secs(10);
 
 /// Calls begun in one tick. A page costs some 100 us to read, so the answers to this many hold

@@ -1,4 +1,6 @@
 //! One configuration in one VM: its ticks, and the state that its streams share.
+//!
+//! It has no work of its own: a tick goes to the link, the poller and the models in turn.
 
 use super::http::Stream;
 use super::link::Link;

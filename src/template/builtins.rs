@@ -1,4 +1,6 @@
 //! What Hugging Face's Jinja environment has and minijinja has not, or has otherwise.
+//!
+//! Nothing here knows the time: `strftime_now` formats the one that the rendering was given.
 
 use super::python::{Dumps, List, write_str};
 use super::{NOW, Raised, clock};

@@ -1,4 +1,6 @@
 //! A client's JSON, as values a template can read.
+//!
+//! Nothing is left out or renamed here: that is `normalise`'s part.
 
 use super::TemplateError;
 use super::python::{Dict, List};

@@ -352,7 +352,7 @@ const WORDS: [&str; 191] = [
 #[cfg(test)]
 mod tests {
     use super::*;
-    use std::collections::HashSet;
+    use hashbrown::HashSet;
 
     const DURATION: Duration = Duration::from_secs(20);
 

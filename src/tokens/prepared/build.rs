@@ -1,4 +1,6 @@
 //! A model's files to prepared bytes. Runs natively, once per model; only its result reaches the filter.
+//!
+//! It reads and writes no file itself, and does not prove its result: `warmpath-prepare` does both.
 
 use super::{LoadError, container, tables};
 use crate::tokens::added::{AddedToken, MAX_ADDED_BYTES, MAX_ADDED_TOKENS};

@@ -4,11 +4,13 @@
 //! silently ignored is the costliest kind of wrong configuration. What can only be known at run
 //! time (whether a cluster exists, whether a tokenizer can be fetched) is not checked here.
 
+mod fields;
+
 use crate::route::RouteConfig;
 use crate::score::CostConfig;
 use crate::share::LAYOUT;
-use crate::tokens::blocks::BlockSize;
-use serde_json::{Map, Value};
+use fields::Fields;
+use serde_json::Value;
 use std::fmt;
 use std::time::Duration;
 use xxhash_rust::xxh3::Xxh3;
@@ -30,15 +32,13 @@ pub struct Config {
     pub poll_timeout: Duration,
     /// Bodies up to this size are held and read.
     pub max_body_bytes: usize,
-    /// The engine's local time is this far from UTC: templates may print the date.
-    pub engine_utc_offset: UtcOffset,
+    /// The engine's local time is this far from UTC, in seconds, positive to the east: templates
+    /// may print the date.
+    pub engine_utc_offset_s: i64,
     /// Who may see why a replica was chosen.
     pub explain: Option<ExplainConfig>,
     fingerprint: u64,
 }
-
-/// Seconds east of Greenwich.
-pub type UtcOffset = i64;
 
 /// One model.
 #[derive(Debug, Clone, PartialEq, Eq)]
@@ -93,8 +93,8 @@ impl fmt::Display for ConfigError {
     }
 }
 
-/// Every option: path, default as JSON (empty: required; `-`: absent), unit, and meaning. The
-/// README's table is checked against this one.
+/// Every option: path, default as JSON (empty: required; `-`: absent), and unit. The README's
+/// table is checked against this one.
 pub const OPTIONS: &[(&str, &str, &str)] = &[
     ("models", "", "list"),
     ("models[].name", "", "text"),
@@ -165,7 +165,7 @@ impl Config {
             poll_interval: root.millis("poll_interval_ms", 500, 50, 60_000)?,
             poll_timeout: root.millis("poll_timeout_ms", 2000, 50, 60_000)?,
             max_body_bytes: root.integer("max_body_bytes", 1_000_000, 1, 256 << 20)? as usize,
-            engine_utc_offset: 60
+            engine_utc_offset_s: 60
                 * root.signed("engine_utc_offset_minutes", 0, -24 * 60, 24 * 60)?,
             explain,
         };
@@ -308,144 +308,6 @@ fn explain(fields: &mut Fields<'_>) -> Result<ExplainConfig, ConfigError> {
 
 fn error(path: &str, problem: String) -> ConfigError {
     ConfigError { path: path.to_owned(), problem }
-}
-
-/// One JSON object, whose keys must all be taken.
-struct Fields<'a> {
-    path: String,
-    object: &'a Map<String, Value>,
-    taken: Vec<&'static str>,
-}
-
-impl<'a> Fields<'a> {
-    fn new(path: &str, value: &'a Value) -> Result<Self, ConfigError> {
-        match value {
-            Value::Object(object) => Ok(Self { path: path.to_owned(), object, taken: Vec::new() }),
-            other => Err(error(path, format!("expected an object, found {other}"))),
-        }
-    }
-
-    fn path_of(&self, key: &str) -> String {
-        if self.path == "configuration" { key.to_owned() } else { format!("{}.{key}", self.path) }
-    }
-
-    fn take(&mut self, key: &'static str) -> Option<&'a Value> {
-        self.taken.push(key);
-        self.object.get(key).filter(|value| !value.is_null())
-    }
-
-    fn require(&mut self, key: &'static str) -> Result<&'a Value, ConfigError> {
-        self.take(key).ok_or_else(|| error(&self.path_of(key), "missing".to_owned()))
-    }
-
-    fn finish(&self) -> Result<(), ConfigError> {
-        let unknown = self.object.keys().find(|key| !self.taken.contains(&key.as_str()));
-        match unknown {
-            Some(key) => Err(error(&self.path_of(key), "unknown option".to_owned())),
-            None => Ok(()),
-        }
-    }
-
-    fn wrong<T>(&self, key: &str, expected: &str, found: &Value) -> Result<T, ConfigError> {
-        Err(error(&self.path_of(key), format!("expected {expected}, found {found}")))
-    }
-
-    fn text(&mut self, key: &'static str) -> Result<String, ConfigError> {
-        let value = self.require(key)?;
-        match value.as_str() {
-            Some(text) if !text.is_empty() => Ok(text.to_owned()),
-            _ => self.wrong(key, "a text", value),
-        }
-    }
-
-    fn optional_text(&mut self, key: &'static str) -> Result<Option<String>, ConfigError> {
-        if self.take(key).is_none() { Ok(None) } else { self.text(key).map(Some) }
-    }
-
-    fn texts(&mut self, key: &'static str) -> Result<Option<Vec<String>>, ConfigError> {
-        let Some(value) = self.take(key) else { return Ok(None) };
-        let texts = value.as_array().map(|items| {
-            items.iter().map(|item| item.as_str().map(str::to_owned)).collect::<Option<Vec<_>>>()
-        });
-        match texts.flatten() {
-            Some(texts) => Ok(Some(texts)),
-            None => self.wrong(key, "a list of texts", value),
-        }
-    }
-
-    fn list<T>(
-        &mut self,
-        key: &'static str,
-        read: fn(&mut Fields<'_>) -> Result<T, ConfigError>,
-    ) -> Result<Vec<T>, ConfigError> {
-        let value = self.require(key)?;
-        let Some(items) = value.as_array().filter(|items| !items.is_empty()) else {
-            return self.wrong(key, "a list with at least one item", value);
-        };
-        let path = self.path_of(key);
-        let read_item = |(index, item): (usize, &Value)| {
-            let mut fields = Fields::new(&format!("{path}[{index}]"), item)?;
-            let item = read(&mut fields)?;
-            fields.finish()?;
-            Ok(item)
-        };
-        items.iter().enumerate().map(read_item).collect()
-    }
-
-    fn number(
-        &mut self,
-        key: &'static str,
-        default: f64,
-        least: f64,
-        most: f64,
-    ) -> Result<f64, ConfigError> {
-        let Some(value) = self.take(key) else { return Ok(default) };
-        match value.as_f64() {
-            Some(number) if (least..=most).contains(&number) => Ok(number),
-            _ => self.wrong(key, &format!("a number from {least} to {most}"), value),
-        }
-    }
-
-    fn signed(
-        &mut self,
-        key: &'static str,
-        default: i64,
-        least: i64,
-        most: i64,
-    ) -> Result<i64, ConfigError> {
-        let Some(value) = self.take(key) else { return Ok(default) };
-        match value.as_i64() {
-            Some(number) if (least..=most).contains(&number) => Ok(number),
-            _ => self.wrong(key, &format!("a whole number from {least} to {most}"), value),
-        }
-    }
-
-    fn integer(
-        &mut self,
-        key: &'static str,
-        default: u32,
-        least: u32,
-        most: u32,
-    ) -> Result<u64, ConfigError> {
-        let number = self.signed(key, default.into(), least.into(), most.into())?;
-        Ok(number.unsigned_abs())
-    }
-
-    fn millis(
-        &mut self,
-        key: &'static str,
-        default: u32,
-        least: u32,
-        most: u32,
-    ) -> Result<Duration, ConfigError> {
-        self.integer(key, default, least, most).map(Duration::from_millis)
-    }
-
-    fn block_size(&mut self, key: &'static str, default: u32) -> Result<BlockSize, ConfigError> {
-        let size = self.integer(key, default, 1, 1 << 16)?;
-        let size = u32::try_from(size).ok().and_then(BlockSize::new);
-        size.ok_or_else(|| error(&self.path_of(key), "expected a positive number".to_owned()))
-    }
 }
 
 #[cfg(test)]

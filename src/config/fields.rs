@@ -1,0 +1,153 @@
+//! Typed reading of one JSON object, so that every refusal names the field and no key is overlooked.
+//!
+//! It knows types, bounds and paths. It does not know which options there are, nor their defaults.
+
+use super::{ConfigError, error};
+use crate::tokens::blocks::BlockSize;
+use serde_json::{Map, Value};
+use std::time::Duration;
+
+/// One JSON object, whose keys must all be taken.
+pub(super) struct Fields<'a> {
+    pub(super) path: String,
+    object: &'a Map<String, Value>,
+    taken: Vec<&'static str>,
+}
+
+impl<'a> Fields<'a> {
+    pub(super) fn new(path: &str, value: &'a Value) -> Result<Self, ConfigError> {
+        match value {
+            Value::Object(object) => Ok(Self { path: path.to_owned(), object, taken: Vec::new() }),
+            other => Err(error(path, format!("expected an object, found {other}"))),
+        }
+    }
+
+    pub(super) fn path_of(&self, key: &str) -> String {
+        if self.path == "configuration" { key.to_owned() } else { format!("{}.{key}", self.path) }
+    }
+
+    pub(super) fn take(&mut self, key: &'static str) -> Option<&'a Value> {
+        self.taken.push(key);
+        self.object.get(key).filter(|value| !value.is_null())
+    }
+
+    pub(super) fn require(&mut self, key: &'static str) -> Result<&'a Value, ConfigError> {
+        self.take(key).ok_or_else(|| error(&self.path_of(key), "missing".to_owned()))
+    }
+
+    pub(super) fn finish(&self) -> Result<(), ConfigError> {
+        let unknown = self.object.keys().find(|key| !self.taken.contains(&key.as_str()));
+        match unknown {
+            Some(key) => Err(error(&self.path_of(key), "unknown option".to_owned())),
+            None => Ok(()),
+        }
+    }
+
+    fn wrong<T>(&self, key: &str, expected: &str, found: &Value) -> Result<T, ConfigError> {
+        Err(error(&self.path_of(key), format!("expected {expected}, found {found}")))
+    }
+
+    pub(super) fn text(&mut self, key: &'static str) -> Result<String, ConfigError> {
+        let value = self.require(key)?;
+        match value.as_str() {
+            Some(text) if !text.is_empty() => Ok(text.to_owned()),
+            _ => self.wrong(key, "a text", value),
+        }
+    }
+
+    pub(super) fn optional_text(
+        &mut self,
+        key: &'static str,
+    ) -> Result<Option<String>, ConfigError> {
+        if self.take(key).is_none() { Ok(None) } else { self.text(key).map(Some) }
+    }
+
+    pub(super) fn texts(&mut self, key: &'static str) -> Result<Option<Vec<String>>, ConfigError> {
+        let Some(value) = self.take(key) else { return Ok(None) };
+        let texts = value.as_array().map(|items| {
+            items.iter().map(|item| item.as_str().map(str::to_owned)).collect::<Option<Vec<_>>>()
+        });
+        match texts.flatten() {
+            Some(texts) => Ok(Some(texts)),
+            None => self.wrong(key, "a list of texts", value),
+        }
+    }
+
+    pub(super) fn list<T>(
+        &mut self,
+        key: &'static str,
+        read: fn(&mut Fields<'_>) -> Result<T, ConfigError>,
+    ) -> Result<Vec<T>, ConfigError> {
+        let value = self.require(key)?;
+        let Some(items) = value.as_array().filter(|items| !items.is_empty()) else {
+            return self.wrong(key, "a list with at least one item", value);
+        };
+        let path = self.path_of(key);
+        let read_item = |(index, item): (usize, &Value)| {
+            let mut fields = Fields::new(&format!("{path}[{index}]"), item)?;
+            let item = read(&mut fields)?;
+            fields.finish()?;
+            Ok(item)
+        };
+        items.iter().enumerate().map(read_item).collect()
+    }
+
+    pub(super) fn number(
+        &mut self,
+        key: &'static str,
+        default: f64,
+        least: f64,
+        most: f64,
+    ) -> Result<f64, ConfigError> {
+        let Some(value) = self.take(key) else { return Ok(default) };
+        match value.as_f64() {
+            Some(number) if (least..=most).contains(&number) => Ok(number),
+            _ => self.wrong(key, &format!("a number from {least} to {most}"), value),
+        }
+    }
+
+    pub(super) fn signed(
+        &mut self,
+        key: &'static str,
+        default: i64,
+        least: i64,
+        most: i64,
+    ) -> Result<i64, ConfigError> {
+        let Some(value) = self.take(key) else { return Ok(default) };
+        match value.as_i64() {
+            Some(number) if (least..=most).contains(&number) => Ok(number),
+            _ => self.wrong(key, &format!("a whole number from {least} to {most}"), value),
+        }
+    }
+
+    pub(super) fn integer(
+        &mut self,
+        key: &'static str,
+        default: u32,
+        least: u32,
+        most: u32,
+    ) -> Result<u64, ConfigError> {
+        let number = self.signed(key, default.into(), least.into(), most.into())?;
+        Ok(number.unsigned_abs())
+    }
+
+    pub(super) fn millis(
+        &mut self,
+        key: &'static str,
+        default: u32,
+        least: u32,
+        most: u32,
+    ) -> Result<Duration, ConfigError> {
+        self.integer(key, default, least, most).map(Duration::from_millis)
+    }
+
+    pub(super) fn block_size(
+        &mut self,
+        key: &'static str,
+        default: u32,
+    ) -> Result<BlockSize, ConfigError> {
+        let size = self.integer(key, default, 1, 1 << 16)?;
+        let size = u32::try_from(size).ok().and_then(BlockSize::new);
+        size.ok_or_else(|| error(&self.path_of(key), "expected a positive number".to_owned()))
+    }
+}
