@@ -47,6 +47,14 @@ impl<'a> Fields<'a> {
         Err(error(&self.path_of(key), format!("expected {expected}, found {found}")))
     }
 
+    /// A text that a refusal must not repeat: refusals are logged.
+    pub(super) fn secret(&mut self, key: &'static str) -> Result<String, ConfigError> {
+        match self.require(key)?.as_str() {
+            Some(text) if !text.is_empty() => Ok(text.to_owned()),
+            _ => Err(error(&self.path_of(key), "expected a text".to_owned())),
+        }
+    }
+
     pub(super) fn text(&mut self, key: &'static str) -> Result<String, ConfigError> {
         let value = self.require(key)?;
         match value.as_str() {

@@ -301,7 +301,7 @@ fn explain(fields: &mut Fields<'_>) -> Result<ExplainConfig, ConfigError> {
         let problem = format!("expected a header name, found {request_header:?}");
         return Err(error(&fields.path_of("request_header"), problem));
     }
-    let config = ExplainConfig { request_header, secret: fields.text("secret")? };
+    let config = ExplainConfig { request_header, secret: fields.secret("secret")? };
     fields.finish()?;
     Ok(config)
 }
@@ -365,6 +365,14 @@ mod tests {
         check_error(
             &with(r#","explain":{"request_header":"a b","secret":"s"}"#),
             "explain.request_header: expected a header name, found \"a b\"",
+        );
+    }
+
+    #[test]
+    fn a_secret_is_not_repeated() {
+        check_error(
+            &with(r#","explain":{"request_header":"x","secret":1234}"#),
+            "explain.secret: expected a text",
         );
     }
 

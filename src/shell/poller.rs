@@ -76,7 +76,8 @@ pub struct Poller {
     calls: HashMap<u32, Call>,
     admin_due: Moment,
     due: HashMap<ReplicaId, Due>,
-    unplaced: usize,
+    /// Members that found no place, by cluster.
+    unplaced: HashMap<String, usize>,
 }
 
 impl Poller {
@@ -92,7 +93,7 @@ impl Poller {
             calls: HashMap::new(),
             admin_due: Moment::default(),
             due: HashMap::new(),
-            unplaced: 0,
+            unplaced: HashMap::new(),
         }
     }
 
@@ -130,7 +131,8 @@ impl Poller {
                 .iter()
                 .map(|address| Member { address: address.clone(), health: Health::Healthy })
                 .collect();
-            self.unplaced = self.table.set_members(&cluster.name, &members);
+            let unplaced = self.table.set_members(&cluster.name, &members);
+            self.unplaced.insert(cluster.name.clone(), unplaced);
         }
     }
 
@@ -245,9 +247,9 @@ impl Poller {
             .map(|cluster| cluster.name.as_str())
             .collect();
         let Some(found) = clusters::members(body, &names) else { return false };
-        self.unplaced = 0;
         for (cluster, members) in found {
-            self.unplaced += self.table.set_members(&cluster, &members);
+            let unplaced = self.table.set_members(&cluster, &members);
+            self.unplaced.insert(cluster, unplaced);
         }
         true
     }
@@ -279,7 +281,8 @@ impl Poller {
 
     /// Sets the gauges that speak of the whole Envoy.
     fn report(&self, link: &Link, now: Moment) {
-        meters::record(&metrics::UNPLACED_REPLICAS, &[], self.unplaced as u64);
+        let unplaced: usize = self.unplaced.values().sum();
+        meters::record(&metrics::UNPLACED_REPLICAS, &[], unplaced as u64);
         let (alive, ready) = link.count_vms();
         meters::record(&metrics::VMS, &["all"], alive);
         meters::record(&metrics::VMS, &["ready"], ready);

@@ -1,6 +1,6 @@
 //! One gateway with the filter's core: what `src/shell` does with it, in virtual time.
 
-use std::collections::HashMap;
+use hashbrown::HashMap;
 use std::time::Duration;
 use warmpath::charge::Charges;
 use warmpath::feedback;
