@@ -6,6 +6,7 @@
 //! Nothing here fetches, and nothing here knows what a replica has cached.
 
 pub mod clusters;
+pub mod models;
 pub mod stats;
 
 use crate::tokens::blocks::BlockSize;

@@ -9,9 +9,8 @@ use super::{ROUTING_HEADER, host, meters};
 use crate::config::{Config, Membership};
 use crate::metrics;
 use crate::replicas::stats::Report;
-use crate::replicas::{Health, Member, Moment, ReplicaId, ReplicaTable, clusters};
+use crate::replicas::{Health, Member, Moment, ReplicaId, ReplicaTable, clusters, models};
 use hashbrown::HashMap;
-use serde_json::Value;
 use std::rc::Rc;
 use std::time::Duration;
 
@@ -261,10 +260,7 @@ impl Poller {
     }
 
     fn take_models(&mut self, id: ReplicaId, body: &[u8]) -> bool {
-        let Ok(answer) = serde_json::from_slice::<Value>(body) else { return false };
-        let Some(data) = answer.get("data").and_then(Value::as_array) else { return false };
-        let name = |model: &Value| model.get("id").and_then(Value::as_str).map(str::to_owned);
-        let models = data.iter().filter_map(name).collect();
+        let Some(models) = models::names(body) else { return false };
         if self.table.by_id(id).is_some() {
             self.table.set_models(id.slot, models);
         }
