@@ -70,6 +70,8 @@ pub struct Poller {
     admin_due: Moment,
     due: HashMap<ReplicaId, Due>,
     unplaced: usize,
+    /// Replicas whose gauges were set by this leader.
+    reported: Vec<String>,
 }
 
 impl Poller {
@@ -86,6 +88,7 @@ impl Poller {
             admin_due: Moment::default(),
             due: HashMap::new(),
             unplaced: 0,
+            reported: Vec::new(),
         }
     }
 
@@ -268,7 +271,8 @@ impl Poller {
     }
 
     /// Sets the gauges that speak of the whole Envoy.
-    fn report(&self, link: &Link, now: Moment) {
+    fn report(&mut self, link: &Link, now: Moment) {
+        self.clear_gone();
         meters::record(&metrics::UNPLACED_REPLICAS, &[], self.unplaced as u64);
         let (alive, ready) = link.count_vms();
         meters::record(&metrics::VMS, &["all"], alive);
@@ -305,5 +309,29 @@ impl Poller {
                 }
             }
         }
+    }
+
+    /// Envoy keeps a gauge's last value for good: without this a replica that left in the middle
+    /// of its work would be shown at work for ever.
+    fn clear_gone(&mut self) {
+        let now: Vec<String> = self.table.iter().map(|replica| replica.address.clone()).collect();
+        if now == self.reported {
+            return;
+        }
+        for address in self.reported.iter().filter(|address| !now.contains(address)) {
+            for gauge in [
+                &metrics::REPLICA_IN_FLIGHT,
+                &metrics::REPLICA_UNFINISHED,
+                &metrics::REPLICA_SHADOW,
+                &metrics::REPLICA_CAPACITY,
+                &metrics::REPLICA_RUNNING,
+                &metrics::REPLICA_WAITING,
+                &metrics::REPLICA_REPORT_AGE,
+                &metrics::REPLICA_KV_USAGE,
+            ] {
+                meters::record(gauge, &[address], 0);
+            }
+        }
+        self.reported = now;
     }
 }
