@@ -6,6 +6,7 @@
 //! Nothing here fetches, and nothing here knows what a replica has cached.
 
 pub mod clusters;
+pub mod models;
 pub mod stats;
 
 use crate::tokens::blocks::BlockSize;
@@ -130,10 +131,24 @@ struct Slot {
 /// decision. Members beyond it are not routed to; the caller counts them.
 pub const MAX_REPLICAS: usize = 1024;
 
+/// Most blocks that the shadows of all replicas hold together, some 100 bytes each in every VM: a
+/// fifth of the gigabyte that Envoy allows one. It is 70 replicas of a large GPU (30,000 blocks
+/// each); half would cut those short, double leaves too little for two roots and a long prompt.
+pub const MAX_SHADOW_BLOCKS: usize = 2 << 20;
+
 impl ReplicaTable {
     /// Every replica, in slot order.
     pub fn iter(&self) -> impl Iterator<Item = &Replica> {
         self.slots.iter().filter_map(|slot| slot.replica.as_ref())
+    }
+
+    /// How many blocks of a replica are worth remembering: as many as it says it has (`default`
+    /// when it does not), within an equal share of [`MAX_SHADOW_BLOCKS`]. A replica that claims
+    /// four billion, or a thousand of them, must not fill the VM's memory.
+    pub fn shadow_blocks(&self, id: ReplicaId, default: u32) -> usize {
+        let reported = self.by_id(id).and_then(|replica| replica.capacity_blocks);
+        let share = MAX_SHADOW_BLOCKS / self.slots.len().max(1);
+        (reported.unwrap_or(default) as usize).min(share)
     }
 
     /// The replicas of one Envoy cluster.
@@ -281,6 +296,21 @@ mod tests {
         table.set_members("c", &[member("b:1"), member("c:1")]);
         assert_eq!(id(&table, "b:1"), before);
         assert!(table.by_address("c", "a:1").is_none());
+    }
+
+    #[test]
+    fn shadows_share_a_bound_whatever_replicas_claim() {
+        let mut table = ReplicaTable::default();
+        table.set_members("c", &[member("a:1"), member("b:1")]);
+        let (first, second) = (id(&table, "a:1"), id(&table, "b:1"));
+        let report = stats::Report { capacity_blocks: Some(u32::MAX), ..stats::Report::default() };
+        table.set_report(first.slot, &report, 0, Moment::default());
+        assert_eq!(table.shadow_blocks(first, 7), MAX_SHADOW_BLOCKS / 2);
+        assert_eq!(table.shadow_blocks(second, 7), 7);
+        let many: Vec<Member> = (0..MAX_REPLICAS).map(|n| member(&format!("{n}:1"))).collect();
+        table.set_members("c", &many);
+        let sum: usize = table.iter().map(|replica| table.shadow_blocks(replica.id, 1 << 26)).sum();
+        assert!(sum <= MAX_SHADOW_BLOCKS, "{sum}");
     }
 
     #[test]

@@ -65,7 +65,7 @@ impl LogWriter {
     /// Appends a record. Returns the ring place to write and the bytes to write there.
     pub fn append(&mut self, record: &Record) -> (u64, &[u8]) {
         if self.segment.len() >= SEGMENT_BYTES {
-            self.header.version += 1;
+            self.header.version = self.header.version.saturating_add(1);
             self.segment = self.header.begin(Kind::Log);
         }
         let writer = &mut self.segment;
@@ -124,13 +124,13 @@ impl LogReader {
             .filter(|(_, (header, _))| header.version == wanted);
         let Some((length, (header, mut reader))) = found else {
             self.lapped += u64::from(value.is_some() && wanted > 0);
-            self.next = LogHead { segment: wanted + 1, length: 0 }.min(head);
+            self.next = if wanted < head.segment { begin_of(wanted + 1) } else { head };
             return Read::Gone;
         };
         let skip = (self.next.length as usize).saturating_sub(length - reader.remaining());
         let length = u32::try_from(length).unwrap_or(u32::MAX);
         self.next = if wanted < head.segment {
-            LogHead { segment: wanted + 1, length: 0 }
+            begin_of(wanted + 1)
         } else {
             LogHead { segment: wanted, length }
         };
@@ -139,6 +139,10 @@ impl LogReader {
         }
         Read::Records(records(&mut reader, skip))
     }
+}
+
+fn begin_of(segment: u64) -> LogHead {
+    LogHead { segment, length: 0 }
 }
 
 /// The records behind the first `skip` bytes.
@@ -296,5 +300,20 @@ mod tests {
                 }
             }
         }
+    }
+
+    #[test]
+    fn segment_numbers_end_without_overflow() {
+        let last = LogHead { segment: u64::MAX, length: 0 };
+        let mut writer = LogWriter::new(FINGERPRINT, 1, last);
+        writer.append(&record(0, SEGMENT_BYTES));
+        writer.append(&record(1, 1));
+        let (head, mut reader) = (writer.head(), LogReader::default());
+        let mut steps = 0;
+        while reader.place(head).is_some() && steps < 2 * SEGMENTS {
+            reader.take(None, FINGERPRINT, head);
+            steps += 1;
+        }
+        assert!(steps <= SEGMENTS, "{steps} steps");
     }
 }

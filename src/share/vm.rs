@@ -95,7 +95,9 @@ impl VmState {
 pub fn claim(current: Option<&[u8]>, now: Moment) -> Option<LogHead> {
     match current.and_then(VmState::read) {
         Some((_, state)) if state.is_alive(now) => None,
-        Some((_, state)) => Some(LogHead { segment: state.head.segment + 1, length: 0 }),
+        Some((_, state)) => {
+            Some(LogHead { segment: state.head.segment.saturating_add(1), length: 0 })
+        }
         None => Some(LogHead { segment: 1, length: 0 }),
     }
 }
@@ -141,5 +143,13 @@ mod tests {
         assert_eq!(claim(Some(b"other layout"), at(10)), Some(LogHead { segment: 1, length: 0 }));
         assert_eq!(claim(Some(&value), at(14)), None);
         assert_eq!(claim(Some(&value), at(15)), Some(LogHead { segment: 4, length: 0 }));
+    }
+
+    #[test]
+    fn a_damaged_head_is_no_reason_to_stop() {
+        let head = LogHead { segment: u64::MAX, length: 9 };
+        let value = VmState { head, ..state() }.write(5);
+        let claimed = claim(Some(&value), at(16));
+        assert_eq!(claimed, Some(LogHead { segment: u64::MAX, length: 0 }));
     }
 }

@@ -204,6 +204,10 @@ impl Stream {
 
     /// Accounts for the request once, at its end.
     fn end(&mut self) {
+        // Envoy's own answer (too large, too slow) ends a response while the body is still held.
+        if matches!(self.phase, Phase::Holding { .. }) {
+            return;
+        }
         let Phase::Sent { mut routed, .. } = std::mem::replace(&mut self.phase, Phase::Idle) else {
             return;
         };

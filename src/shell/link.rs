@@ -246,8 +246,7 @@ impl Link {
     }
 
     pub fn capacity(&self, replica: ReplicaId) -> usize {
-        let reported = self.table.by_id(replica).and_then(|replica| replica.capacity_blocks);
-        reported.unwrap_or(self.config.default_capacity_blocks) as usize
+        self.table.shadow_blocks(replica, self.config.default_capacity_blocks)
     }
 
     fn table_key(&self) -> String {
@@ -276,10 +275,9 @@ impl Link {
         self.table = table;
         let table = &self.table;
         self.index.retain(|replica| table.by_id(replica).is_some());
-        for replica in self.table.iter() {
-            if let Some(capacity) = replica.capacity_blocks {
-                self.index.set_capacity(replica.id, capacity as usize);
-            }
+        let default = self.config.default_capacity_blocks;
+        for replica in table.iter() {
+            self.index.set_capacity(replica.id, table.shadow_blocks(replica.id, default));
         }
     }
 

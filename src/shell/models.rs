@@ -1,8 +1,8 @@
 //! The models of this VM: prepared files fetched and loaded on ticks, one VM at a time.
 //!
 //! A file is some megabytes and every VM needs its own copy, so VMs take turns: while one loads,
-//! the others route that model by load. What is loaded stays for the VM's life, whatever becomes
-//! of the configuration, under its cluster and path.
+//! the others route that model by load. What is loaded stays, under its cluster and path, for as
+//! long as any configuration of the VM names it: while one replaces another both do.
 
 use super::link::SharedLease;
 use super::{host, meters};
@@ -14,7 +14,7 @@ use crate::route::Reason;
 use crate::tokens::prepared::{Loader, Progress};
 use hashbrown::HashMap;
 use std::cell::RefCell;
-use std::rc::Rc;
+use std::rc::{Rc, Weak};
 use std::time::Duration;
 
 /// How long one VM may keep the others from loading without a sign of life. A step holds it for
@@ -33,10 +33,11 @@ const RETRY_AFTER: Duration = Duration::from_secs(5);
 /// last step begins before the limit and ends behind it.
 const TICK_BUDGET: Duration = Duration::from_millis(25);
 
-type Loaded = HashMap<(String, String), Rc<Model>>;
+type Loaded = HashMap<(String, String), Weak<Model>>;
 
 thread_local! {
-    /// By cluster and path: all roots of a VM share what is loaded.
+    /// By cluster and path: all roots of a VM share what is loaded. Held weakly, or a VM would grow by
+    /// some ten megabytes with every update that brings a new path.
     static LOADED: RefCell<Loaded> = RefCell::default();
 }
 
@@ -152,7 +153,7 @@ impl Entry {
     fn take_loaded(&mut self) {
         if matches!(self.state, State::Waiting(_)) {
             let key = self.key();
-            let loaded = LOADED.with(|loaded| loaded.try_borrow().ok()?.get(&key).cloned());
+            let loaded = LOADED.with(|loaded| loaded.try_borrow().ok()?.get(&key)?.upgrade());
             if let Some(model) = loaded {
                 self.state = State::Ready(model);
             }
@@ -199,7 +200,8 @@ impl Entry {
         meters::add(&metrics::TOKENIZER_LOADS, &[self.name(), "ok"], 1);
         LOADED.with(|loaded| {
             if let Ok(mut loaded) = loaded.try_borrow_mut() {
-                loaded.insert(self.key(), Rc::clone(&model));
+                loaded.retain(|_, model| model.strong_count() > 0);
+                loaded.insert(self.key(), Rc::downgrade(&model));
             }
         });
         self.state = State::Ready(model);

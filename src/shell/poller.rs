@@ -12,9 +12,8 @@ use super::{ROUTING_HEADER, host, meters};
 use crate::config::{Config, Membership};
 use crate::metrics;
 use crate::replicas::stats::Report;
-use crate::replicas::{Health, Member, Moment, ReplicaId, ReplicaTable, clusters};
+use crate::replicas::{Health, Member, Moment, ReplicaId, ReplicaTable, clusters, models};
 use hashbrown::HashMap;
-use serde_json::Value;
 use std::rc::Rc;
 use std::time::Duration;
 
@@ -78,6 +77,8 @@ pub struct Poller {
     due: HashMap<ReplicaId, Due>,
     /// Members that found no place, by cluster.
     unplaced: HashMap<String, usize>,
+    /// Replicas whose gauges were set by this leader.
+    reported: Vec<String>,
 }
 
 impl Poller {
@@ -94,6 +95,7 @@ impl Poller {
             admin_due: Moment::default(),
             due: HashMap::new(),
             unplaced: HashMap::new(),
+            reported: Vec::new(),
         }
     }
 
@@ -269,10 +271,7 @@ impl Poller {
     }
 
     fn take_models(&mut self, id: ReplicaId, body: &[u8]) -> bool {
-        let Ok(answer) = serde_json::from_slice::<Value>(body) else { return false };
-        let Some(data) = answer.get("data").and_then(Value::as_array) else { return false };
-        let name = |model: &Value| model.get("id").and_then(Value::as_str).map(str::to_owned);
-        let models = data.iter().filter_map(name).collect();
+        let Some(models) = models::names(body) else { return false };
         if self.table.by_id(id).is_some() {
             self.table.set_models(id.slot, models);
         }
@@ -280,7 +279,8 @@ impl Poller {
     }
 
     /// Sets the gauges that speak of the whole Envoy.
-    fn report(&self, link: &Link, now: Moment) {
+    fn report(&mut self, link: &Link, now: Moment) {
+        self.clear_gone();
         let unplaced: usize = self.unplaced.values().sum();
         meters::record(&metrics::UNPLACED_REPLICAS, &[], unplaced as u64);
         let (alive, ready) = link.count_vms();
@@ -318,5 +318,29 @@ impl Poller {
                 }
             }
         }
+    }
+
+    /// Envoy keeps a gauge's last value for good: without this a replica that left in the middle
+    /// of its work would be shown at work for ever.
+    fn clear_gone(&mut self) {
+        let now: Vec<String> = self.table.iter().map(|replica| replica.address.clone()).collect();
+        if now == self.reported {
+            return;
+        }
+        for address in self.reported.iter().filter(|address| !now.contains(address)) {
+            for gauge in [
+                &metrics::REPLICA_IN_FLIGHT,
+                &metrics::REPLICA_UNFINISHED,
+                &metrics::REPLICA_SHADOW,
+                &metrics::REPLICA_CAPACITY,
+                &metrics::REPLICA_RUNNING,
+                &metrics::REPLICA_WAITING,
+                &metrics::REPLICA_REPORT_AGE,
+                &metrics::REPLICA_KV_USAGE,
+            ] {
+                meters::record(gauge, &[address], 0);
+            }
+        }
+        self.reported = now;
     }
 }

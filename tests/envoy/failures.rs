@@ -53,6 +53,24 @@ fn a_client_that_leaves_is_no_longer_in_flight() {
 }
 
 #[test]
+fn a_body_that_envoy_refuses_while_it_is_held_is_counted() {
+    with_envoy("a_body_that_envoy_refuses_while_it_is_held_is_counted", |files| async move {
+        // The filter would hold more than the connection may.
+        let plan = Plan::new(1, 1).plugin(|plugin| plugin["max_body_bytes"] = json!(64 << 20));
+        let rig = Rig::start(&files, plan).await;
+        let body = vec![b' '; 12 << 20];
+        let ask = Ask::post("/v1/chat/completions", body).chunked(1 << 16);
+        assert_eq!(Connection::open(rig.address).await.send(&ask).await.status, 413);
+        rig.eventually("the refused one is counted", |scrape| {
+            scrape.sum("warmpath_requests_total", &[("reason", "client_left")]) == 1.0
+        })
+        .await;
+        assert_eq!(rig.received().len(), 0);
+        rig.finish().await;
+    });
+}
+
+#[test]
 fn a_refused_request_goes_to_the_next_of_the_list() {
     with_envoy("a_refused_request_goes_to_the_next_of_the_list", |files| async move {
         let plan = Plan::new(1, 4).plugin(|plugin| {

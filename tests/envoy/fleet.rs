@@ -75,6 +75,16 @@ fn replicas_may_come_and_go_while_envoy_runs() {
         .await;
         let shrunk = spread(&rig, 200..260).await;
         assert_eq!(shrunk.keys().collect::<Vec<_>>(), ["new", "stays"], "{shrunk:?}");
+
+        // Once it has stopped, Envoy lets go of it. A gauge stays for good, and it had served something.
+        let gone = rig.replicas[0].address.to_string();
+        drop(rig.replicas.remove(0));
+        rig.eventually("nothing is shown of the one that left", |scrape| {
+            let of = |gauge| scrape.sum(gauge, &[("replica", &gone)]);
+            of("warmpath_replica_shadow_blocks") == 0.0
+                && of("warmpath_replica_capacity_blocks") == 0.0
+        })
+        .await;
         rig.finish().await;
     });
 }
