@@ -9,7 +9,7 @@ use super::prompt::{self, ApiError, Wish};
 use super::replica::{Replica, Seen};
 use crate::request::Api;
 use axum::body::{Body, Bytes};
-use axum::extract::{Request as HttpRequest, State};
+use axum::extract::{DefaultBodyLimit, Request as HttpRequest, State};
 use axum::http::{HeaderMap, HeaderValue, StatusCode, header};
 use axum::middleware::{self, Next};
 use axum::response::{IntoResponse, Response};
@@ -52,6 +52,8 @@ pub fn router(replica: Arc<Replica>) -> Router {
         .route("/reset_prefix_cache", post(reset_prefix_cache))
         .fallback(async || (StatusCode::NOT_FOUND, Json(json!({ "detail": "Not Found" }))))
         .layer(observed)
+        // axum's own limit of 2 MB would answer 413 where an engine reads on.
+        .layer(DefaultBodyLimit::max(BODY_LIMIT))
         .route("/mock/control", get(show_control).post(set_control))
         .route("/mock/requests", get(requests))
         .with_state(replica)

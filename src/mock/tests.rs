@@ -265,6 +265,13 @@ async fn errors_have_the_engines_shape() {
 }
 
 #[tokio::test]
+async fn a_long_body_is_read_to_its_end() {
+    let rig = Rig::start().await;
+    let body = json!({ "prompt": [1, 2, 3], "max_tokens": 1, "user": "x".repeat(4 << 20) });
+    assert_eq!(rig.post("/v1/completions", &body).await.0, 200);
+}
+
+#[tokio::test]
 async fn requests_are_remembered_byte_for_byte() {
     let rig = Rig::start().await;
     let body = "{ \"prompt\" : [1,2 ],\n\"max_tokens\":1}";
