@@ -217,10 +217,10 @@ done
 "$replay" table "$run/runs.json"
 [ -z "$json" ] || cp "$run/runs.json" "$json"
 
-curl_line="curl -si http://127.0.0.1:$warmpath_port/v1/chat/completions -H 'content-type: application/json' -H 'x-warmpath-explain: demo' -d '{\"model\": \"qwen3\", \"max_tokens\": 20, \"messages\": [{\"role\": \"user\", \"content\": \"Where did I go?\"}]}'"
+curl_line="curl -si http://127.0.0.1:$warmpath_port/v1/chat/completions -H 'content-type: application/json' -H 'x-warmpath-explain: demo' -d '{\"model\": \"qwen3\", \"max_tokens\": 20, \"messages\": [{\"role\": \"system\", \"content\": \"You answer questions of people who have lost their way in a large building with many floors, and you never send anybody to a floor that does not exist.\"}, {\"role\": \"user\", \"content\": \"Where did I go?\"}]}'"
 echo
 if [ -n "$serve" ]; then
-    echo "Envoy and the replicas stay up until Ctrl-C. Try this, twice:"
+    echo "Envoy and the replicas stay up until Ctrl-C. Try this twice: x-warmpath-explain says reason=cold, then reason=prefix."
     echo "  $curl_line"
     while :; do attend sleep 3600; done
 fi

@@ -34,17 +34,26 @@ fail() {
 for step in "${steps[@]}"; do
     [[ " ${all[*]} " == *" $step "* ]] || fail "no step '$step'; there are: ${all[*]}"
 done
+running=""
+stop() { [ -z "$running" ] || kill -TERM -- "-$running" 2>/dev/null || true; }
+trap stop EXIT
+trap 'exit 130' INT
+trap 'exit 143' TERM
 wants() { [[ " ${steps[*]} " == *" $1 "* ]]; }
 
 # Runs one step's function; its output goes to a log, its runners' own lines to the terminal.
 run_step() {
     local step=$1 began=$SECONDS log=$logs/$1.log status
     printf '%-7s' "$step"
-    # Not within a condition: there bash would ignore `set -e`, and a step its own failures.
-    set +e
-    (set -e && "step_$step") >"$log" 2>&1
+    # Not within a condition: there bash would ignore `set -e`, and a step its own failures. In a
+    # process group of its own, so that a signal ends all that the step has started.
+    set +e -m
+    (set -e && "step_$step") >"$log" 2>&1 </dev/null &
+    running=$!
+    wait "$running"
     status=$?
-    set -e
+    running=""
+    set -e +m
     if [ "$status" -ne 0 ]; then
         echo "FAILED after $((SECONDS - began)) s; the end of ${log#"$root"/}:"
         tail -n 80 "$log"

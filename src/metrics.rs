@@ -231,7 +231,7 @@ pub const REPLICA_CAPACITY: Metric = Metric::gauge(
 pub const VMS: Metric = Metric::gauge(
     "warmpath_vms",
     &["state"],
-    "VMs of this Envoy that share their view: all, and those with every tokenizer loaded (ready)",
+    "VMs of this Envoy that share their view: all (one a worker and the main thread's), and those with every tokenizer loaded (ready: as a rule the workers')",
 );
 /// Memory per VM.
 pub const VM_MEMORY: Metric =

@@ -10,10 +10,10 @@
 use super::link::{Link, SharedLease};
 use super::{ROUTING_HEADER, host, meters};
 use crate::config::{Config, Membership};
-use crate::metrics;
+use crate::metrics::{self, Kind};
 use crate::replicas::stats::Report;
 use crate::replicas::{Health, Member, Moment, ReplicaId, ReplicaTable, clusters, models};
-use hashbrown::HashMap;
+use hashbrown::{HashMap, HashSet};
 use std::rc::Rc;
 use std::time::Duration;
 
@@ -79,6 +79,8 @@ pub struct Poller {
     unplaced: HashMap<String, usize>,
     /// Replicas whose gauges were set by this leader.
     reported: Vec<String>,
+    /// Clusters that have been complained of: once is enough for the log, the rest is counted.
+    complained_of: HashSet<String>,
 }
 
 impl Poller {
@@ -96,6 +98,7 @@ impl Poller {
             due: HashMap::new(),
             unplaced: HashMap::new(),
             reported: Vec::new(),
+            complained_of: HashSet::new(),
         }
     }
 
@@ -116,6 +119,7 @@ impl Poller {
             self.dirty = true;
             self.calls.clear();
             self.set_static_members();
+            show_counters();
         }
         self.leading = confirmed;
         let Some(epoch) = self.leading else { return };
@@ -189,7 +193,7 @@ impl Poller {
         for admin in admins {
             let path = "/clusters?format=json";
             let token = host::call(&admin, "envoy-admin", path, &[], self.config.poll_timeout);
-            self.begin(token, Call::Admin(admin));
+            self.begin(token, Call::Admin(admin.clone()), &admin);
         }
     }
 
@@ -197,15 +201,24 @@ impl Poller {
         let path = if matches!(call, Call::Metrics(..)) { "/metrics" } else { "/v1/models" };
         let headers = [(ROUTING_HEADER, address)];
         let token = host::call(cluster, address, path, &headers, self.config.poll_timeout);
-        self.begin(token, call);
+        self.begin(token, call, cluster);
     }
 
-    fn begin(&mut self, token: Option<u32>, call: Call) {
+    fn begin(&mut self, token: Option<u32>, call: Call, cluster: &str) {
         match token {
             Some(token) => {
                 self.calls.insert(token, call);
             }
-            None => meters::add(&metrics::POLLS, &[call.target(), "failed"], 1),
+            None => {
+                meters::add(&metrics::POLLS, &[call.target(), "failed"], 1);
+                self.complain(cluster, "Envoy has no such cluster to poll through");
+            }
+        }
+    }
+
+    fn complain(&mut self, cluster: &str, problem: &str) {
+        if self.complained_of.insert(cluster.to_owned()) {
+            log::error!("cluster {cluster:?}: {problem}");
         }
     }
 
@@ -249,6 +262,12 @@ impl Poller {
             .map(|cluster| cluster.name.as_str())
             .collect();
         let Some(found) = clusters::members(body, &names) else { return false };
+        let is_found = |name: &&str| found.iter().any(|(cluster, _)| cluster == name);
+        let missing: Vec<String> =
+            names.iter().filter(|name| !is_found(name)).map(|name| (*name).to_owned()).collect();
+        for name in missing {
+            self.complain(&name, "Envoy's admin knows no such cluster (yet)");
+        }
         for (cluster, members) in found {
             let unplaced = self.table.set_members(&cluster, &members);
             self.unplaced.insert(cluster, unplaced);
@@ -342,5 +361,15 @@ impl Poller {
             }
         }
         self.reported = now;
+    }
+}
+
+/// Makes the counters without labels visible before the first time they count, so that a rate over
+/// them has a beginning.
+fn show_counters() {
+    for metric in metrics::ALL {
+        if metric.kind == Kind::Counter && metric.labels.is_empty() {
+            meters::add(metric, &[], 0);
+        }
     }
 }
