@@ -4,45 +4,17 @@
 //! learned is the core's part.
 
 use super::root::Shared;
+use super::routed::{Held, Routed};
 use super::{EXPLAIN_HEADER, ROUTING_HEADER, host, meters};
 use crate::config::ExplainConfig;
-use crate::feedback::{self, Feedback, Usage};
+use crate::feedback::Feedback;
 use crate::metrics;
-use crate::model::Model;
-use crate::replicas::{Moment, ReplicaId};
-use crate::request::{self, Api, Prompt};
-use crate::route::{self, Decision, PromptKnowledge, Question, Reason};
-use crate::share::log::{Fate, Record};
-use crate::tokens::blocks::{BlockHash, Chain, ChainSeed};
+use crate::request::Api;
+use crate::route::Reason;
 use proxy_wasm::traits::{Context, HttpContext};
 use proxy_wasm::types::Action;
 use std::cell::RefCell;
 use std::rc::Rc;
-
-/// Bytes of JSON per token, for a prompt whose tokens are unknown: only how much its replica is
-/// charged depends on it.
-const BYTES_PER_TOKEN: usize = 4;
-
-/// A request that is on its way to a replica.
-struct Routed {
-    replica: ReplicaId,
-    address: String,
-    decision: Decision,
-    /// Where the prompt's tokens are known.
-    prompt: Option<PromptFacts>,
-    began: Moment,
-    tokens_charged: bool,
-    /// Blocks that the replica was not believed to hold before this request.
-    recorded: Vec<BlockHash>,
-    served_elsewhere: bool,
-}
-
-/// What is remembered of a prompt.
-struct PromptFacts {
-    model: Rc<Model>,
-    model_name: String,
-    usage_is_comparable: bool,
-}
 
 enum Phase {
     /// Nothing known yet, or not ours.
@@ -136,18 +108,16 @@ impl Stream {
             return;
         };
         let began = host::now();
-        let routed = self.with(|shared| {
-            let known = body.and_then(|body| read_prompt(shared, api, body));
-            route(shared, &cluster, known, body_bytes, began)
-        });
+        let held = Held { api, cluster: &cluster, body, body_bytes, began };
+        let routed = self.with(|shared| Routed::new(shared, held));
         let took = host::now().since(began).as_micros();
         meters::record(&metrics::DECISION, &[], u64::try_from(took).unwrap_or(u64::MAX));
         match routed.unwrap_or(Err(Reason::HostError)) {
             Err(reason) => self.unrouted(reason),
             Ok(routed) => {
-                meters::add(&metrics::REQUESTS, &[routed.decision.reason.as_str()], 1);
+                meters::add(&metrics::REQUESTS, &[routed.decision().reason.as_str()], 1);
                 if self.wants_explain {
-                    self.explain = Some(routed.decision.explain());
+                    self.explain = Some(routed.decision().explain());
                 }
                 self.phase = Phase::Sent { api, routed: Box::new(routed) };
             }
@@ -161,16 +131,12 @@ impl Stream {
     }
 
     fn response_began(&mut self) {
-        let Phase::Sent { api, routed } = &mut self.phase else { return };
-        let address = host::property(&["upstream", "address"]);
-        if let Some(address) = address.filter(|address| *address != routed.address) {
-            let moved = self.shared.as_ref().and_then(|shared| {
-                let mut shared = shared.try_borrow_mut().ok()?;
-                move_to(&mut shared, routed, &address)
-            });
-            if moved.is_some() {
-                meters::add(&metrics::SERVED_ELSEWHERE, &[], 1);
-            }
+        let (Some(shared), Phase::Sent { api, routed }) = (&self.shared, &mut self.phase) else {
+            return;
+        };
+        let Ok(mut shared) = shared.try_borrow_mut() else { return };
+        if let Some(address) = host::property(&["upstream", "address"]) {
+            routed.served_by(&mut shared, &address);
         }
         if self.status == Some(200) {
             let header =
@@ -179,27 +145,19 @@ impl Stream {
             let feedback = Feedback::new(*api, kind.as_deref(), encoding.as_deref());
             if !feedback.is_stream() {
                 // The answer is complete, or its beginning cannot be seen.
-                self.answer_began(false);
+                routed.answer_began(&mut shared, false);
             }
             self.feedback = Some(feedback);
         }
     }
 
-    fn answer_began(&mut self, streamed: bool) {
-        let Phase::Sent { routed, .. } = &mut self.phase else { return };
-        if !std::mem::take(&mut routed.tokens_charged) {
+    fn answer_began(&mut self) {
+        let (Some(shared), Phase::Sent { routed, .. }) = (&self.shared, &mut self.phase) else {
             return;
+        };
+        if let Ok(mut shared) = shared.try_borrow_mut() {
+            routed.answer_began(&mut shared, true);
         }
-        let (replica, uncached) = (routed.replica, routed.decision.uncached_tokens());
-        let now = host::now();
-        if streamed {
-            let took = now.since(routed.began).as_millis();
-            meters::record(&metrics::TTFT, &[], u64::try_from(took).unwrap_or(u64::MAX));
-        }
-        self.with(|shared| {
-            shared.link.answer_began(replica, uncached);
-            shared.link.publish(now);
-        });
     }
 
     /// Accounts for the request once, at its end.
@@ -208,36 +166,11 @@ impl Stream {
         if matches!(self.phase, Phase::Holding { .. }) {
             return;
         }
-        let Phase::Sent { mut routed, .. } = std::mem::replace(&mut self.phase, Phase::Idle) else {
+        let Phase::Sent { routed, .. } = std::mem::replace(&mut self.phase, Phase::Idle) else {
             return;
         };
-        let class = match self.status {
-            Some(200) => None,
-            Some(300..400) => Some("3xx"),
-            Some(400..500) => Some("4xx"),
-            Some(500..) => Some("5xx"),
-            Some(_) => Some("other"),
-            None => Some("none"),
-        };
-        if let Some(class) = class {
-            meters::add(&metrics::FAILED_RESPONSES, &[class], 1);
-        }
-        let feedback = self.feedback.take();
-        self.with(|shared| {
-            if routed.tokens_charged {
-                shared.link.answer_began(routed.replica, routed.decision.uncached_tokens());
-            }
-            shared.link.release(routed.replica);
-            // An engine that answers with an error has not computed the prompt. One whose client
-            // left before any answer may have, and keeps what it has.
-            if class.is_some() && self.status.is_some() {
-                take_back(shared, &mut routed);
-            }
-            if let Some(feedback) = feedback {
-                learn(shared, &mut routed, &feedback);
-            }
-            shared.link.publish(host::now());
-        });
+        let (status, feedback) = (self.status, self.feedback.take());
+        self.with(|shared| routed.end(shared, status, feedback.as_ref()));
     }
 }
 
@@ -314,7 +247,7 @@ impl HttpContext for Stream {
                 feedback.finish();
             }
             if feedback.answer_began() {
-                self.answer_began(true);
+                self.answer_began();
             }
         }
         if end_of_stream {
@@ -330,177 +263,4 @@ impl HttpContext for Stream {
         }
         self.end();
     }
-}
-
-/// What is known of a body's prompt.
-struct Known {
-    prompt: Prompt,
-    tokens: Vec<u32>,
-    model: Rc<Model>,
-    index: usize,
-}
-
-fn read_prompt(shared: &Shared, api: Api, body: &[u8]) -> Result<Known, Reason> {
-    let prompt = request::parse(api, body).map_err(|error| Reason::from(&error))?;
-    let index = shared.config.model_named(prompt.model.as_deref()).ok_or(Reason::UnknownModel)?;
-    let model = shared.models.model(index)?;
-    let local = host::wall_seconds().saturating_add_signed(shared.config.engine_utc_offset_s);
-    let tokens = model.token_ids(&prompt, local).map_err(|error| Reason::from(&error))?;
-    Ok(Known { prompt, tokens, model, index })
-}
-
-/// Decides, sets the header, charges the choice and tells the other VMs. An error leaves the
-/// choice to Envoy.
-fn route(
-    shared: &mut Shared,
-    cluster: &str,
-    known: Result<Known, Reason>,
-    body_bytes: usize,
-    began: Moment,
-) -> Result<Routed, Reason> {
-    shared.has_traffic = true;
-    shared.streams = shared.streams.wrapping_add(1);
-    let now = host::now();
-    shared.link.refresh(now);
-    let config = Rc::clone(&shared.config);
-    let estimated_tokens = u32::try_from(body_bytes / BYTES_PER_TOKEN).unwrap_or(u32::MAX);
-    let names = known.as_ref().ok().and_then(|known| config.models.get(known.index));
-    let names = names.map(|model| model.names.as_slice()).unwrap_or_default();
-    let prompt = match &known {
-        Ok(known) => {
-            let own_name = names.first().map_or("", String::as_str);
-            let seed = ChainSeed::new(own_name, known.prompt.cache_salt.as_deref());
-            PromptKnowledge::Tokens { tokens: &known.tokens, seed }
-        }
-        Err(reason) => PromptKnowledge::Unknown { reason: *reason, estimated_tokens },
-    };
-    let question = Question {
-        cluster,
-        model_names: names,
-        prompt,
-        answer_limit: known.as_ref().ok().and_then(|known| known.prompt.max_answer_tokens),
-        tie_seed: shared.link.vm() ^ shared.streams,
-    };
-    let decision = shared.link.decide(now, |view| route::decide(&config.route, view, &question));
-    let Some(chosen) = decision.chosen() else { return Err(decision.reason) };
-    if !host::set_request_header(ROUTING_HEADER, &decision.header()) {
-        return Err(Reason::HostError);
-    }
-    let (replica, address) = (chosen.id, chosen.address.clone());
-    let mut recorded = Vec::new();
-    if let Some((replica, parent, blocks)) = decision.new_blocks() {
-        recorded = blocks.to_vec();
-        let blocks = blocks.to_vec();
-        shared.link.record(&Record { fate: Fate::Held, replica, parent, blocks });
-    }
-    shared.link.charge(replica, decision.uncached_tokens(), now);
-    shared.link.publish(now);
-    let prompt = known.ok().map(|known| {
-        let model_name = names.first().cloned().unwrap_or_default();
-        let cached = chosen.overlap_tokens.into();
-        meters::add(&metrics::PROMPT_TOKENS, &[&model_name], decision.prompt_tokens.into());
-        meters::add(&metrics::PREDICTED_CACHED_TOKENS, &[&model_name], cached);
-        let usage_is_comparable = known.prompt.usage_is_comparable;
-        PromptFacts { model: known.model, model_name, usage_is_comparable }
-    });
-    Ok(Routed {
-        replica,
-        address,
-        decision,
-        prompt,
-        began,
-        tokens_charged: true,
-        recorded,
-        served_elsewhere: false,
-    })
-}
-
-/// Moves a request's charge and blocks to the replica that really served it.
-fn move_to(shared: &mut Shared, routed: &mut Routed, address: &str) -> Option<()> {
-    let cluster = shared.link.table().by_id(routed.replica)?.cluster.clone();
-    let served = shared.link.table().by_address(&cluster, address)?.id;
-    let uncached = routed.decision.uncached_tokens();
-    shared.link.answer_began(routed.replica, uncached);
-    shared.link.release(routed.replica);
-    take_back(shared, routed);
-    let now = host::now();
-    shared.link.charge(served, uncached, now);
-    if let Some(chain) = &routed.decision.chain {
-        let held = shared.link.index().overlap_blocks(served, chain.hashes());
-        routed.recorded = chain.hashes().iter().skip(held).copied().collect();
-        let blocks = chain.hashes().to_vec();
-        shared.link.record(&Record { fate: Fate::Held, replica: served, parent: None, blocks });
-    }
-    shared.link.publish(now);
-    routed.replica = served;
-    address.clone_into(&mut routed.address);
-    routed.served_elsewhere = true;
-    Some(())
-}
-
-/// Takes back what was recorded of a request that its replica did not compute.
-fn take_back(shared: &mut Shared, routed: &mut Routed) {
-    let (replica, blocks) = (routed.replica, std::mem::take(&mut routed.recorded));
-    if !blocks.is_empty() {
-        shared.link.record(&Record { fate: Fate::Forgotten, replica, parent: None, blocks });
-    }
-}
-
-/// Takes in what a complete response proved.
-fn learn(shared: &mut Shared, routed: &mut Routed, feedback: &Feedback) {
-    let usage = feedback.usage();
-    let Some(prompt) = &routed.prompt else { return };
-    let carried = match usage {
-        Some(Usage { cached_tokens: Some(_), .. }) => "cached",
-        Some(_) => "no_cached",
-        None if feedback.was_read() => "none",
-        None if feedback.is_readable() => "cut",
-        None => "unreadable",
-    };
-    meters::add(&metrics::RESPONSES, &[carried], 1);
-    if !prompt.usage_is_comparable {
-        return;
-    }
-    if let Some(usage) = usage {
-        compare(&prompt.model_name, routed, usage);
-    }
-    let Some(answer) = feedback.exact_answer() else { return };
-    let Ok(ids) = prompt.model.answer_ids(answer) else { return };
-    let cached = feedback::cached_answer_tokens(ids.len(), usage);
-    let Some(chain) = &mut routed.decision.chain else { return };
-    if let Some((parent, blocks)) = extended(chain, ids.get(..cached).unwrap_or_default()) {
-        let replica = routed.replica;
-        shared.link.record(&Record { fate: Fate::Held, replica, parent, blocks });
-    }
-}
-
-/// The blocks that the answer completes, behind the prompt's.
-fn extended(chain: &mut Chain, answer: &[u32]) -> Option<(Option<BlockHash>, Vec<BlockHash>)> {
-    let before = chain.hashes().len();
-    chain.extend(answer);
-    let (old, new) = chain.hashes().split_at_checked(before)?;
-    (!new.is_empty()).then(|| (old.last().copied(), new.to_vec()))
-}
-
-/// Counts how the engine's account compares with ours.
-fn compare(model: &str, routed: &Routed, usage: Usage) {
-    let counted = routed.decision.prompt_tokens;
-    let result = if usage.prompt_tokens == counted { "equal" } else { "differs" };
-    meters::add(&metrics::PROMPT_COUNT, &[model, result], 1);
-    let Some(cached) = usage.cached_tokens else { return };
-    meters::add(&metrics::REPORTED_PROMPT_TOKENS, &[model], usage.prompt_tokens.into());
-    meters::add(&metrics::REPORTED_CACHED_TOKENS, &[model], cached.into());
-    if routed.served_elsewhere {
-        return;
-    }
-    let predicted = routed.decision.chosen().map_or(0, |chosen| chosen.overlap_tokens);
-    let (over, under) = (predicted.saturating_sub(cached), cached.saturating_sub(predicted));
-    let result = match (over, under) {
-        (0, 0) => "equal",
-        (0, _) => "under",
-        _ => "over",
-    };
-    meters::add(&metrics::PREDICTION, &[model, result], 1);
-    meters::add(&metrics::OVERPREDICTED_TOKENS, &[model], over.into());
-    meters::add(&metrics::UNDERPREDICTED_TOKENS, &[model], under.into());
 }

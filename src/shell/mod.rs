@@ -11,6 +11,7 @@ mod meters;
 mod models;
 mod poller;
 mod root;
+mod routed;
 mod wasi;
 
 use root::Root;

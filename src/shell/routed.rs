@@ -1,0 +1,304 @@
+//! A request on its way to a replica: from the decision to what its response proved.
+//!
+//! Every step is told to the other VMs at once: the charge, the blocks, the release. It reads no
+//! body and keeps no phase; when which step is due is [`super::http`]'s part.
+
+use super::root::Shared;
+use super::{ROUTING_HEADER, host, meters};
+use crate::feedback::{self, Feedback, Usage};
+use crate::metrics;
+use crate::model::Model;
+use crate::replicas::{Moment, ReplicaId};
+use crate::request::{self, Api, Prompt};
+use crate::route::{self, Decision, PromptKnowledge, Question, Reason};
+use crate::share::log::{Fate, Record};
+use crate::tokens::blocks::{BlockHash, Chain, ChainSeed};
+use std::rc::Rc;
+
+/// Bytes of JSON per token, for a prompt whose tokens are unknown: only how much its replica is
+/// charged depends on it.
+const BYTES_PER_TOKEN: usize = 4;
+
+/// A request whose hold ends.
+pub struct Held<'a> {
+    pub api: Api,
+    /// The cluster that the route chose.
+    pub cluster: &'a str,
+    /// The whole body, or what stood in its way.
+    pub body: Result<&'a [u8], Reason>,
+    /// Its size as far as it is known.
+    pub body_bytes: usize,
+    /// When the hold ended.
+    pub began: Moment,
+}
+
+/// See the module.
+pub struct Routed {
+    replica: ReplicaId,
+    address: String,
+    decision: Decision,
+    /// Where the prompt's tokens are known.
+    prompt: Option<PromptFacts>,
+    began: Moment,
+    tokens_charged: bool,
+    /// Blocks that the replica was not believed to hold before this request.
+    recorded: Vec<BlockHash>,
+    served_elsewhere: bool,
+}
+
+/// What is remembered of a prompt.
+struct PromptFacts {
+    model: Rc<Model>,
+    model_name: String,
+    usage_is_comparable: bool,
+}
+
+/// What is known of a body's prompt.
+struct Known {
+    prompt: Prompt,
+    tokens: Vec<u32>,
+    model: Rc<Model>,
+    /// The model's place in the configuration.
+    index: usize,
+}
+
+impl Routed {
+    /// Decides, sets the header, charges the choice and records its blocks. An error leaves the
+    /// choice to Envoy.
+    pub fn new(shared: &mut Shared, held: Held<'_>) -> Result<Self, Reason> {
+        shared.has_traffic = true;
+        shared.streams = shared.streams.wrapping_add(1);
+        let known = held.body.and_then(|body| read_prompt(shared, held.api, body));
+        let now = host::now();
+        shared.link.refresh(now);
+        let decision = decide(shared, &held, &known, now);
+        let Some(chosen) = decision.chosen() else { return Err(decision.reason) };
+        if !host::set_request_header(ROUTING_HEADER, &decision.header()) {
+            return Err(Reason::HostError);
+        }
+        let (replica, address) = (chosen.id, chosen.address.clone());
+        let recorded = record_new(shared, &decision);
+        shared.link.charge(replica, decision.uncached_tokens(), now);
+        shared.link.publish(now);
+        let prompt = known.ok().map(|known| PromptFacts::counted(shared, known, &decision));
+        Ok(Self {
+            replica,
+            address,
+            decision,
+            prompt,
+            began: held.began,
+            tokens_charged: true,
+            recorded,
+            served_elsewhere: false,
+        })
+    }
+
+    pub fn decision(&self) -> &Decision {
+        &self.decision
+    }
+
+    /// Notes who really served it: charge and blocks move there from the replica that was chosen.
+    pub fn served_by(&mut self, shared: &mut Shared, address: &str) {
+        if address == self.address {
+            return;
+        }
+        let table = shared.link.table();
+        let cluster = table.by_id(self.replica).map(|replica| replica.cluster.as_str());
+        let served = cluster.and_then(|cluster| table.by_address(cluster, address));
+        let Some(served) = served.map(|replica| replica.id) else { return };
+        let (now, uncached) = (host::now(), self.decision.uncached_tokens());
+        shared.link.answer_began(self.replica, uncached);
+        shared.link.release(self.replica);
+        self.take_back(shared);
+        shared.link.charge(served, uncached, now);
+        if let Some(chain) = &self.decision.chain {
+            let overlap = shared.link.index().overlap_blocks(served, chain.hashes());
+            self.recorded = chain.hashes().iter().skip(overlap).copied().collect();
+            let blocks = chain.hashes().to_vec();
+            shared.link.record(&Record { fate: Fate::Held, replica: served, parent: None, blocks });
+        }
+        shared.link.publish(now);
+        self.replica = served;
+        address.clone_into(&mut self.address);
+        self.served_elsewhere = true;
+        meters::add(&metrics::SERVED_ELSEWHERE, &[], 1);
+    }
+
+    /// Releases the prompt's uncached tokens, once.
+    pub fn answer_began(&mut self, shared: &mut Shared, streamed: bool) {
+        if !std::mem::take(&mut self.tokens_charged) {
+            return;
+        }
+        let now = host::now();
+        if streamed {
+            let took = now.since(self.began).as_millis();
+            meters::record(&metrics::TTFT, &[], u64::try_from(took).unwrap_or(u64::MAX));
+        }
+        shared.link.answer_began(self.replica, self.decision.uncached_tokens());
+        shared.link.publish(now);
+    }
+
+    /// Releases the request and takes in what its response proved.
+    pub fn end(mut self, shared: &mut Shared, status: Option<u16>, feedback: Option<&Feedback>) {
+        let class = failure_class(status);
+        if let Some(class) = class {
+            meters::add(&metrics::FAILED_RESPONSES, &[class], 1);
+        }
+        if self.tokens_charged {
+            shared.link.answer_began(self.replica, self.decision.uncached_tokens());
+        }
+        shared.link.release(self.replica);
+        // An engine that answers with an error has not computed the prompt. One whose client left
+        // before any answer may have, and keeps what it has.
+        if class.is_some() && status.is_some() {
+            self.take_back(shared);
+        }
+        if let Some(feedback) = feedback {
+            self.learn(shared, feedback);
+        }
+        shared.link.publish(host::now());
+    }
+
+    /// Takes back what was recorded of a request that its replica did not compute.
+    fn take_back(&mut self, shared: &mut Shared) {
+        let (replica, blocks) = (self.replica, std::mem::take(&mut self.recorded));
+        if !blocks.is_empty() {
+            shared.link.record(&Record { fate: Fate::Forgotten, replica, parent: None, blocks });
+        }
+    }
+
+    fn learn(&mut self, shared: &mut Shared, feedback: &Feedback) {
+        let Some(prompt) = &self.prompt else { return };
+        meters::add(&metrics::RESPONSES, &[carried(feedback)], 1);
+        if !prompt.usage_is_comparable {
+            return;
+        }
+        let usage = feedback.usage();
+        if let Some(usage) = usage {
+            self.compare(&prompt.model_name, usage);
+        }
+        let Some(answer) = feedback.exact_answer() else { return };
+        let Ok(ids) = prompt.model.answer_ids(answer) else { return };
+        let cached = feedback::cached_answer_tokens(ids.len(), usage);
+        let Some(chain) = &mut self.decision.chain else { return };
+        if let Some((parent, blocks)) = extended(chain, ids.get(..cached).unwrap_or_default()) {
+            let replica = self.replica;
+            shared.link.record(&Record { fate: Fate::Held, replica, parent, blocks });
+        }
+    }
+
+    /// Counts how the engine's account compares with ours.
+    fn compare(&self, model: &str, usage: Usage) {
+        let is_equal = usage.prompt_tokens == self.decision.prompt_tokens;
+        let result = if is_equal { "equal" } else { "differs" };
+        meters::add(&metrics::PROMPT_COUNT, &[model, result], 1);
+        let Some(cached) = usage.cached_tokens else { return };
+        meters::add(&metrics::REPORTED_PROMPT_TOKENS, &[model], usage.prompt_tokens.into());
+        meters::add(&metrics::REPORTED_CACHED_TOKENS, &[model], cached.into());
+        if self.served_elsewhere {
+            return;
+        }
+        let predicted = self.decision.chosen().map_or(0, |chosen| chosen.overlap_tokens);
+        let (over, under) = (predicted.saturating_sub(cached), cached.saturating_sub(predicted));
+        let result = match (over, under) {
+            (0, 0) => "equal",
+            (0, _) => "under",
+            _ => "over",
+        };
+        meters::add(&metrics::PREDICTION, &[model, result], 1);
+        meters::add(&metrics::OVERPREDICTED_TOKENS, &[model], over.into());
+        meters::add(&metrics::UNDERPREDICTED_TOKENS, &[model], under.into());
+    }
+}
+
+impl PromptFacts {
+    /// What must be remembered of a prompt, which is counted by the way.
+    fn counted(shared: &Shared, known: Known, decision: &Decision) -> Self {
+        let model_name = names(shared, known.index).first().cloned().unwrap_or_default();
+        let cached = decision.chosen().map_or(0, |chosen| chosen.overlap_tokens);
+        meters::add(&metrics::PROMPT_TOKENS, &[&model_name], decision.prompt_tokens.into());
+        meters::add(&metrics::PREDICTED_CACHED_TOKENS, &[&model_name], cached.into());
+        let usage_is_comparable = known.prompt.usage_is_comparable;
+        Self { model: known.model, model_name, usage_is_comparable }
+    }
+}
+
+fn names(shared: &Shared, index: usize) -> &[String] {
+    shared.config.models.get(index).map(|model| model.names.as_slice()).unwrap_or_default()
+}
+
+fn read_prompt(shared: &Shared, api: Api, body: &[u8]) -> Result<Known, Reason> {
+    let prompt = request::parse(api, body).map_err(|error| Reason::from(&error))?;
+    let index = shared.config.model_named(prompt.model.as_deref()).ok_or(Reason::UnknownModel)?;
+    let model = shared.models.model(index)?;
+    let local = host::wall_seconds().saturating_add_signed(shared.config.engine_utc_offset_s);
+    let tokens = model.token_ids(&prompt, local).map_err(|error| Reason::from(&error))?;
+    Ok(Known { prompt, tokens, model, index })
+}
+
+fn decide(
+    shared: &Shared,
+    held: &Held<'_>,
+    known: &Result<Known, Reason>,
+    now: Moment,
+) -> Decision {
+    let model_names = known.as_ref().map_or(&[][..], |known| names(shared, known.index));
+    let prompt = match known {
+        Ok(known) => {
+            let own_name = model_names.first().map_or("", String::as_str);
+            let seed = ChainSeed::new(own_name, known.prompt.cache_salt.as_deref());
+            PromptKnowledge::Tokens { tokens: &known.tokens, seed }
+        }
+        Err(reason) => {
+            let estimate = held.body_bytes / BYTES_PER_TOKEN;
+            let estimated_tokens = u32::try_from(estimate).unwrap_or(u32::MAX);
+            PromptKnowledge::Unknown { reason: *reason, estimated_tokens }
+        }
+    };
+    let question = Question {
+        cluster: held.cluster,
+        model_names,
+        prompt,
+        answer_limit: known.as_ref().ok().and_then(|known| known.prompt.max_answer_tokens),
+        tie_seed: shared.link.vm() ^ shared.streams,
+    };
+    shared.link.decide(now, |view| route::decide(&shared.config.route, view, &question))
+}
+
+/// Records the blocks that the choice will hold, and returns them.
+fn record_new(shared: &mut Shared, decision: &Decision) -> Vec<BlockHash> {
+    let Some((replica, parent, blocks)) = decision.new_blocks() else { return Vec::new() };
+    let blocks = blocks.to_vec();
+    shared.link.record(&Record { fate: Fate::Held, replica, parent, blocks: blocks.clone() });
+    blocks
+}
+
+/// The blocks that the answer completes, behind the prompt's.
+fn extended(chain: &mut Chain, answer: &[u32]) -> Option<(Option<BlockHash>, Vec<BlockHash>)> {
+    let before = chain.hashes().len();
+    chain.extend(answer);
+    let (old, new) = chain.hashes().split_at_checked(before)?;
+    (!new.is_empty()).then(|| (old.last().copied(), new.to_vec()))
+}
+
+/// What a successful response's usage carried.
+fn carried(feedback: &Feedback) -> &'static str {
+    match feedback.usage() {
+        Some(Usage { cached_tokens: Some(_), .. }) => "cached",
+        Some(_) => "no_cached",
+        None if feedback.was_read() => "none",
+        None if feedback.is_readable() => "cut",
+        None => "unreadable",
+    }
+}
+
+fn failure_class(status: Option<u16>) -> Option<&'static str> {
+    match status {
+        Some(200) => None,
+        Some(300..400) => Some("3xx"),
+        Some(400..500) => Some("4xx"),
+        Some(500..) => Some("5xx"),
+        Some(_) => Some("other"),
+        None => Some("none"),
+    }
+}
