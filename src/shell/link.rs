@@ -9,6 +9,7 @@ use crate::charge::Charges;
 use crate::config::Config;
 use crate::index::{PrefixIndex, Recorded};
 use crate::metrics;
+use crate::replicas::strikes::{Proof, Strikes};
 use crate::replicas::{Moment, ReplicaId, ReplicaTable};
 use crate::route::{Decision, View};
 use crate::share::log::{Fate, LogReader, LogWriter, Read, Record, SEGMENTS};
@@ -39,6 +40,7 @@ pub struct Link {
     vm: u64,
     own: Option<OwnSlot>,
     charges: Charges,
+    strikes: Strikes,
     peers: Vec<Peer>,
     table: ReplicaTable,
     table_marks: (u64, u64),
@@ -61,6 +63,7 @@ impl Link {
             vm: host::unique_number(),
             own: None,
             charges: Charges::default(),
+            strikes: Strikes::default(),
             peers: Vec::new(),
             table: ReplicaTable::default(),
             table_marks: (0, 0),
@@ -95,6 +98,8 @@ impl Link {
         self.find_peers();
         self.refresh(now);
         self.charges.forget_idle(now, self.half_life());
+        let (all, table) = (self.all_strikes(), &self.table);
+        self.strikes.forget(&all, now, |replica| table.by_id(replica).is_some());
         self.publish(now);
     }
 
@@ -148,6 +153,7 @@ impl Link {
             ready: self.ready,
             head,
             charges: self.charges.clone(),
+            strikes: self.strikes.clone(),
         }
     }
 
@@ -309,10 +315,18 @@ impl Link {
         sum
     }
 
+    /// Everybody's strikes.
+    pub fn all_strikes(&self) -> Strikes {
+        let peers = self.peers.iter().filter_map(|peer| peer.state.as_ref());
+        Strikes::merged(peers.map(|state| &state.strikes).chain([&self.strikes]))
+    }
+
     /// Calls `decide` with the present picture.
     pub fn decide(&self, now: Moment, decide: impl FnOnce(&View<'_>) -> Decision) -> Decision {
         let charges = self.all_charges(now);
-        decide(&View { table: &self.table, index: &self.index, charges: &charges, now })
+        let strikes = self.all_strikes();
+        let (table, index) = (&self.table, &self.index);
+        decide(&View { table, index, charges: &charges, strikes: &strikes, now })
     }
 
     /// How many VMs live, this one included, and how many of them have every tokenizer.
@@ -348,6 +362,38 @@ impl Link {
 
     pub fn release(&mut self, replica: ReplicaId) {
         self.charges.end(replica);
+    }
+}
+
+/// What was seen of replicas in passing.
+impl Link {
+    /// Notes that a replica failed a request sent at `sent`. Whether that suspends it.
+    pub fn failed(&mut self, replica: ReplicaId, proof: Proof, sent: Moment, now: Moment) -> bool {
+        if self.table.by_id(replica).is_none() {
+            return false;
+        }
+        let all = self.all_strikes();
+        self.strikes.failed(&self.config.passive_health, &all, replica, proof, sent, now)
+    }
+
+    /// Notes that a replica answered a request sent at `sent` as it should.
+    pub fn succeeded(&mut self, replica: ReplicaId, sent: Moment, now: Moment) -> bool {
+        let all = self.all_strikes();
+        self.strikes.succeeded(&all, replica, sent, now)
+    }
+
+    /// Counts a request among those that try out a suspended replica, if it is one. Whether it is.
+    pub fn probe_began(&mut self, replica: ReplicaId) -> bool {
+        let suspended = self.all_strikes().of(replica).is_suspended();
+        if suspended {
+            self.strikes.probe_began(replica);
+        }
+        suspended
+    }
+
+    /// And its end.
+    pub fn probe_ended(&mut self, replica: ReplicaId) {
+        self.strikes.probe_ended(replica);
     }
 }
 

@@ -33,3 +33,5 @@ mod prefixes;
 mod requests;
 #[cfg(test)]
 mod start;
+#[cfg(test)]
+mod suspension;
