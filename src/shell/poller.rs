@@ -7,7 +7,7 @@
 //! It does not choose replicas, and a replica that fails to answer is not taken for dead: only
 //! Envoy's membership and health verdicts count.
 
-use super::link::{Link, SharedLease};
+use super::link::{self, Link, SharedLease};
 use super::{ROUTING_HEADER, host, meters};
 use crate::config::{Config, Membership};
 use crate::metrics::{self, Kind};
@@ -85,7 +85,7 @@ pub struct Poller {
 
 impl Poller {
     pub fn new(config: Rc<Config>, vm: u64) -> Self {
-        let lease = SharedLease::new("lease", &config, vm, LEASE_TERM);
+        let lease = link::lease("lease", &config, vm, LEASE_TERM);
         Self {
             config,
             lease,

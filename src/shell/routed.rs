@@ -132,7 +132,8 @@ impl Routed {
         for failure in &found.failed {
             let Some(replica) = of(shared, failure.address) else { continue };
             meters::add(&metrics::STRIKES, &[failure.kind.as_str()], 1);
-            if shared.link.failed(replica, failure.kind.proof(), self.began, now) {
+            let (config, proof) = (&shared.config.passive_health, failure.kind.proof());
+            if shared.link.failed(config, replica, proof, self.began, now) {
                 meters::add(&metrics::SUSPENSIONS, &[], 1);
             }
         }
