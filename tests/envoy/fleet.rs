@@ -13,7 +13,7 @@ use warmpath::mock::{Handle, serve};
 const CLUSTERS: [&str; 2] = ["replicas_poll", "replicas"];
 
 /// Each cluster's file has a folder of its own, because Envoy watches folders for files that are moved into place.
-fn file(folder: &Path, cluster: &str) -> PathBuf {
+pub fn file(folder: &Path, cluster: &str) -> PathBuf {
     folder.join(cluster).join("endpoints.json")
 }
 
