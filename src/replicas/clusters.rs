@@ -5,6 +5,7 @@
 
 use super::{Health, Member};
 use serde_json::Value;
+use std::net::SocketAddr;
 
 /// Reads the members of each named cluster. A cluster that the answer does not mention is not in
 /// the result: that is no proof that it is empty. `None` when the answer is not what Envoy sends.
@@ -28,6 +29,8 @@ fn member(host: &Value) -> Option<Member> {
     let ip = socket.get("address")?.as_str()?;
     let port = socket.get("port_value")?.as_u64()?;
     let address = if ip.contains(':') { format!("[{ip}]:{port}") } else { format!("{ip}:{port}") };
+    // It goes into a header whose commas have a meaning.
+    address.parse::<SocketAddr>().ok()?;
     Some(Member { address, health: health(host.get("health_status")) })
 }
 
@@ -108,7 +111,10 @@ mod tests {
     #[test]
     fn hosts_that_cannot_be_addressed_are_left_out() {
         let pipe = r#"{"address":{"pipe":{"path":"/run/x"}}}"#.to_owned();
-        let found = members(&answer(&[pipe, host("10.0.0.2", "{}")]), &["replicas"]).unwrap();
+        let list = host("10.0.0.3:80, 10.0.0.4", "{}");
+        let port = host("10.0.0.5", "{}").replace("8000", "80000");
+        let hosts = [pipe, list, port, host("pool.local", "{}"), host("10.0.0.2", "{}")];
+        let found = members(&answer(&hosts), &["replicas"]).unwrap();
         assert_eq!(found[0].1.len(), 1);
     }
 
