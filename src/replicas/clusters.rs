@@ -7,6 +7,7 @@
 use super::{Health, Member};
 use serde::Deserialize;
 use std::borrow::Cow;
+use std::net::SocketAddr;
 
 /// A longer answer is not read. Envoy has some 700 bytes a host, so it is 6,000 hosts; reading
 /// twice as many would hold the thread for longer than requests should wait.
@@ -102,7 +103,7 @@ struct Address<'a> {
 struct SocketAddress<'a> {
     #[serde(borrow, default)]
     address: Cow<'a, str>,
-    port_value: Option<u16>,
+    port_value: Option<u32>,
 }
 
 /// A verdict is there only when it is against the host.
@@ -131,11 +132,10 @@ impl Host<'_> {
     fn member(&self) -> Option<Member> {
         let socket = self.address.socket_address.as_ref()?;
         let (ip, port) = (socket.address.as_ref(), socket.port_value?);
-        if ip.is_empty() {
-            return None;
-        }
         let address =
             if ip.contains(':') { format!("[{ip}]:{port}") } else { format!("{ip}:{port}") };
+        // It goes into a header whose commas have a meaning.
+        address.parse::<SocketAddr>().ok()?;
         Some(Member { address, health: self.health_status.health(), priority: self.priority })
     }
 }
@@ -216,7 +216,10 @@ mod tests {
     #[test]
     fn hosts_that_cannot_be_addressed_are_left_out() {
         let pipe = r#"{"address":{"pipe":{"path":"/run/x"}}}"#.to_owned();
-        let found = members(&answer(&[pipe, host("10.0.0.2", "{}")]), &["replicas"]).unwrap();
+        let list = host("10.0.0.3:80, 10.0.0.4", "{}");
+        let port = host("10.0.0.5", "{}").replace("8000", "80000");
+        let hosts = [pipe, list, port, host("pool.local", "{}"), host("10.0.0.2", "{}")];
+        let found = members(&answer(&hosts), &["replicas"]).unwrap();
         assert_eq!(found[0].members.len(), 1);
     }
 

@@ -4,7 +4,7 @@
 //! is accepted when its shape is right, since wrong entries can only give wrong ids.
 
 use super::container::{CHECKED_FROM, Contents, Section, number};
-use super::{LoadError, Prepared};
+use super::{LoadError, Prepared, charsmap};
 use crate::tokens::added::{AddedToken, AddedTokens, MAX_ADDED_BYTES, MAX_ADDED_TOKENS};
 use crate::tokens::bpe::{Bpe, Layout, NONE, Settings};
 use crate::tokens::{Scratch, Tokenizer};
@@ -117,6 +117,8 @@ impl Loader {
 
     fn finish(&mut self, added: AddedTokens) -> Result<Progress, LoadError> {
         let pipeline = tokenizers::from_json(self.text(Section::Pipeline)?)
+            .map_err(|error| self.error(Section::Pipeline, &error.to_string()))?;
+        charsmap::check(pipeline.get_normalizers())
             .map_err(|error| self.error(Section::Pipeline, &error.to_string()))?;
         let special_tokens: BTreeMap<String, String> =
             serde_json::from_str(self.text(Section::SpecialTokens)?)

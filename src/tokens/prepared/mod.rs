@@ -4,6 +4,7 @@
 //! anything in proportion to the vocabulary. It is read by the release that wrote it only, and is never repaired.
 
 mod build;
+mod charsmap;
 mod container;
 mod load;
 mod tables;
