@@ -20,7 +20,13 @@ mod prompts;
 mod shipped;
 #[cfg(test)]
 mod stats;
+#[cfg(test)]
+mod tls;
+#[cfg(test)]
+mod traffic;
 
+#[cfg(test)]
+mod deployments;
 #[cfg(test)]
 mod failures;
 #[cfg(test)]
@@ -33,3 +39,5 @@ mod prefixes;
 mod requests;
 #[cfg(test)]
 mod start;
+#[cfg(test)]
+mod updates;
