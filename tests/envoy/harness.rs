@@ -20,7 +20,7 @@ use warmpath::mock::{Handle, Replica, ReplicaConfig, serve};
 use warmpath::model::Model;
 
 /// Until a condition must hold. Far more than it takes: only a failing test waits that long.
-const PATIENCE: Duration = Duration::from_secs(20);
+const PATIENCE: Duration = Duration::from_secs(60);
 
 /// Between two looks at a condition.
 const LOOK: Duration = Duration::from_millis(20);
@@ -579,7 +579,8 @@ pub async fn until(what: &str, mut holds: impl FnMut() -> bool) {
     }
 }
 
-fn spawn(files: &Files, workers: usize, config: &Config, folder: PathBuf) -> Envoy {
+/// Starts Envoy, with a folder that it takes over.
+pub fn spawn(files: &Files, workers: usize, config: &Config, folder: PathBuf) -> Envoy {
     let path = folder.join("envoy.yaml");
     std::fs::write(&path, config.split(&folder).0).unwrap();
     let log = std::fs::File::create(folder.join("envoy.log")).unwrap();

@@ -2,17 +2,21 @@
 
 use crate::client::{Ask, Connection};
 use crate::harness::{
-    Files, Plan, Rig, fast_replica, fresh_folder, has_header, start_replica, validate, with_envoy,
+    Files, Plan, Rig, fast_replica, free_ports, fresh_folder, has_header, spawn, start_replica,
+    validate, with_envoy,
 };
 use crate::prompts::{chat, cold_choice};
 use crate::shipped::{Config, shipped};
+use crate::stats::Scrape;
 use crate::traffic::connect_when_open;
 use std::collections::BTreeSet;
 use std::io::Write as _;
 use std::net::SocketAddr;
+use std::os::unix::fs::PermissionsExt as _;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};
-use tokio::time::Instant;
+use std::time::Duration;
+use tokio::time::{Instant, sleep};
 
 const ROUTING: &str = "x-gateway-destination-endpoint";
 
@@ -33,6 +37,66 @@ fn every_shipped_configuration_is_valid() {
             config.replace("least_request.v3.LeastRequest", "least_request.v3.MostRequest");
             validate(&files, &config).expect_err("a configuration that cannot be valid");
         }
+    });
+}
+
+#[test]
+fn a_private_admin_serves_the_filter_and_shows_metrics_alone() {
+    with_envoy("a_private_admin_serves_the_filter_and_shows_metrics_alone", |files| async move {
+        let folder = fresh_folder();
+        let socket = folder.join("admin.sock");
+        let mut config = Config::read_named("private-admin.yaml");
+        config.set_files(&files.wasm, &files.prepared);
+        let [inference, prepared, metrics] = free_ports();
+        for (old, new) in [(8080, inference), (9902, prepared), (9903, metrics)] {
+            config.replace(&format!("port_value: {old}"), &format!("port_value: {new}"));
+        }
+        config.replace("/run/warmpath/admin.sock", &socket.display().to_string());
+        let replicas =
+            [start_replica(fast_replica("a")).await, start_replica(fast_replica("b")).await];
+        config.set_replicas(&replicas.each_ref().map(|replica| replica.address));
+        if config.needs_minor().is_some_and(|minor| files.minor() < minor) {
+            config.replace(
+                "  allow_paths:\n  - {prefix: /clusters}\n  - {prefix: /stats/prometheus}\n  - {exact: /ready}\n",
+                "",
+            );
+        }
+        let mut envoy = spawn(&files, 1, &config, folder);
+        let local = |port| SocketAddr::from(([127, 0, 0, 1], port));
+        let scrape = Ask::get("/stats/prometheus");
+        let end = Instant::now() + Duration::from_secs(60);
+        connect_when_open(local(metrics)).await;
+        loop {
+            let page = Connection::open(local(metrics)).await.send(&scrape).await;
+            let scrape = Scrape::parse(&String::from_utf8_lossy(&page.body));
+            let known = scrape.sum("warmpath_replicas", &[("health", "healthy")]) == 2.0
+                && scrape.sum("warmpath_vms", &[("state", "ready")]) == 1.0;
+            if known {
+                break;
+            }
+            assert!(Instant::now() < end && !envoy.has_ended(), "{:?}", page.body);
+            sleep(Duration::from_millis(20)).await;
+        }
+        let ask = Ask::chat(&chat(1, 200, 1));
+        let mut connection = Connection::open(local(inference)).await;
+        connection.send(&ask).await;
+        assert!(connection.send(&ask).await.usage().cached_tokens > 0);
+        for refused in [
+            "/",
+            "/config_dump",
+            "/clusters",
+            "/quitquitquit",
+            "/stats/prometheus/../../config_dump",
+        ] {
+            for ask in [Ask::get(refused), Ask::post(refused, "")] {
+                let answer = Connection::open(local(metrics)).await.send(&ask).await;
+                assert_eq!(answer.status, 404, "{refused}");
+            }
+        }
+        let ask = Ask::post("/stats/prometheus", "");
+        assert_eq!(Connection::open(local(metrics)).await.send(&ask).await.status, 404);
+        let mode = std::fs::metadata(&socket).unwrap().permissions().mode();
+        assert_eq!(mode & 0o777, 0o600);
     });
 }
 

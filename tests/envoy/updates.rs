@@ -43,7 +43,7 @@ async fn serves(rig: &Rig, generation: u32) -> bool {
 }
 
 async fn soon_serves(rig: &Rig, generation: u32) {
-    let end = Instant::now() + Duration::from_secs(10);
+    let end = Instant::now() + Duration::from_secs(60);
     while !serves(rig, generation).await {
         assert!(Instant::now() < end, "generation {generation} does not serve");
         sleep(Duration::from_millis(10)).await;
