@@ -93,8 +93,8 @@ fn the_shipped_envoy_takes_every_label_out_of_its_name() {
 /// The shipped Envoy configurations, by name.
 fn envoy_files() -> Vec<(String, String)> {
     let folder = Path::new(env!("CARGO_MANIFEST_DIR")).join("envoy");
-    let entries = std::fs::read_dir(folder).unwrap();
-    let names = entries.map(|entry| entry.unwrap().file_name().into_string().unwrap());
+    let entries = std::fs::read_dir(&folder).unwrap_or_else(|error| panic!("envoy/: {error}"));
+    let names = entries.filter_map(|entry| entry.ok()?.file_name().into_string().ok());
     let files = names.filter(|name| name.ends_with(".yaml"));
     files.map(|name| (name.clone(), document(&format!("envoy/{name}")))).collect()
 }
@@ -103,12 +103,13 @@ fn envoy_files() -> Vec<(String, String)> {
 fn holds(file: &str, block: &[&str]) -> bool {
     let lines: Vec<&str> = file.lines().collect();
     lines.windows(block.len()).any(|window| {
-        let indent = window[0].len() - window[0].trim_start().len();
-        window.iter().zip(block).all(|(line, wanted)| {
-            line.get(..indent).is_some_and(|space| space.trim().is_empty())
-                && line.get(indent..) == Some(wanted)
-                || line.is_empty() && wanted.is_empty()
-        })
+        let first = window.first().copied().unwrap_or_default();
+        let indent = &first[..first.len() - first.trim_start().len()];
+        let is_same = |line: &str, wanted: &str| match line.strip_prefix(indent) {
+            Some(line) => line == wanted,
+            None => line.is_empty() && wanted.is_empty(),
+        };
+        window.iter().zip(block).all(|(line, wanted)| is_same(line, wanted))
     })
 }
 
