@@ -172,6 +172,7 @@ fn several_models_each_have_clusters_of_their_own() {
             scrape.sum("warmpath_polls_total", &[("target", "models"), ("result", "ok")]) >= 5.0
         })
         .await;
+        rig.settle().await;
         for seed in 0..2 {
             for (model, names) in
                 [("org/other", ["other-0", "other-1"]), ("org/third", ["third"; 2])]
@@ -290,16 +291,21 @@ fn two_listeners_with_two_configurations_share_one_vm() {
         let mut config = base();
         config.set_replicas(&addresses(&all)[..2]);
         config.add_replicas("second", &addresses(&all)[2..]);
-        let [port] = free_ports();
+        let [port, third_port] = free_ports();
         config.add_listener("second", port, |plugin| {
             plugin["clusters"] = json!([
                 {"name": "second", "admin_cluster": "admin", "poll_cluster": "second_poll"},
             ]);
             plugin["models"][0]["aliases"] = json!(["qwen3", "second"]);
         });
-        // The second listener's own route. Its text is the last.
+        // And one of the same models and clusters as the first, with other options.
+        config.add_listener("third", third_port, |plugin| {
+            plugin["explain"]["secret"] = json!("other");
+            plugin["max_body_bytes"] = json!(100);
+        });
+        // The second listener's own route.
         let text = config.text().to_owned();
-        let at = text.rfind("                  cluster: replicas\n").unwrap();
+        let at = text.find("  - name: second\n").unwrap();
         let (head, tail) = text.split_at(at);
         let changed = tail.replacen("cluster: replicas", "cluster: second", 1);
         config.replace(&text, &format!("{head}{changed}"));
@@ -329,6 +335,22 @@ fn two_listeners_with_two_configurations_share_one_vm() {
         let scrape = rig.scrape().await;
         assert_eq!(scrape.sum("warmpath_prediction_total", &[("result", "over")]), 0.0);
         assert_eq!(scrape.sum("warmpath_prediction_total", &[("result", "under")]), 0.0);
+        // The first and the third know the same, and each goes by its own options.
+        let third = SocketAddr::from(([127, 0, 0, 1], third_port));
+        let body = chat(1, 200, 1);
+        for (listener, secret, is_told, reason) in [
+            (rig.address, "open", true, "reason=prefix,"),
+            (rig.address, "other", false, ""),
+            (third, "open", false, ""),
+            (third, "other", true, "reason=body_too_large,"),
+            (rig.address, "open", true, "reason=prefix,"),
+        ] {
+            let ask = Ask::chat(&body).header("x-why", secret);
+            let answer = Connection::open(listener).await.send(&ask).await;
+            let told = answer.header("x-warmpath-explain");
+            assert_eq!(told.is_some(), is_told, "{told:?}");
+            assert!(told.unwrap_or_default().starts_with(reason), "{told:?}");
+        }
         // The name that only the second configuration knows.
         let mut body = chat(1, 100, 1);
         body["model"] = json!("second");

@@ -40,4 +40,6 @@ mod requests;
 #[cfg(test)]
 mod start;
 #[cfg(test)]
+mod suspension;
+#[cfg(test)]
 mod updates;

@@ -49,6 +49,9 @@ pub struct Config {
     pub arguments: Vec<String>,
 }
 
+/// Between the listener for inference and its copies.
+const LISTENER_COPY: &str = "\n  # A copy.\n";
+
 /// The shipped files, by name.
 pub fn shipped() -> Vec<String> {
     let folder = Path::new(env!("CARGO_MANIFEST_DIR")).join("envoy");
@@ -214,7 +217,8 @@ impl Config {
     pub fn add_listener(&mut self, name: &str, port: u16, change: impl FnOnce(&mut Value)) {
         let start = self.text.find("  - name: inference\n").expect("the listener");
         let next = "\n  # The prepared files, served by Envoy";
-        let end = self.text.find(next).expect("the listener behind it");
+        let last = self.text.find(next).expect("the listener behind it");
+        let end = self.text[..last].find(LISTENER_COPY).unwrap_or(last);
         let mut listener = self.text[start..end].to_owned();
         let at = listener.find("port_value: ").expect("a port");
         let until = at + listener[at..].find('}').expect("an address");
@@ -223,7 +227,7 @@ impl Config {
         let mut listener =
             listener.replace("stat_prefix: inference\n", &format!("stat_prefix: {name}\n"));
         change_plugin(&mut listener, change);
-        self.text.insert_str(end, &format!("\n{listener}"));
+        self.text.insert_str(end, &format!("{LISTENER_COPY}{listener}"));
     }
 
     /// Serves a prepared file under one more path.

@@ -152,15 +152,13 @@ fn updates_of_routes_and_clusters_lose_no_request() {
         rig.send(&ask).await;
         let traffic = Traffic::start(rig.address, 3);
         let stream = LongStream::begin(rig.address, 1, 300).await;
-        for turn in 0..4 {
-            let mut config = rig.config.clone();
+        let shipped = rig.config.clone();
+        for turn in 1..5 {
+            let mut config = shipped.clone();
             // Another cluster in the place of the old: its hosts are new to Envoy, and the same to the filter.
-            config.replace("max_retries: 25", &format!("max_retries: 2{turn}5"));
-            config.replace(&format!("max_retries: 2{turn}56"), "max_retries: 256");
             let section = config.cluster("replicas");
-            let (old, new) =
-                (format!("interval: {}s", 2 + turn), format!("interval: {}s", 3 + turn));
-            config.set_cluster("replicas", &section.replace(&old, &new));
+            let changed = format!("connect_timeout: 1.{turn}s");
+            config.set_cluster("replicas", &section.replace("connect_timeout: 1s", &changed));
             assert!(rig.push(Part::Clusters, &config).await);
             traffic.flows().await;
             config.add_routes(&[json!({
@@ -209,6 +207,46 @@ fn a_hundred_updates_leave_nothing_behind() {
         let after = poll_rate(&rig).await;
         assert!(after < 1.5 * rate, "{rate} polls a second before, {after} after");
     });
+}
+
+/// The old configurations tick on for as long as their listeners drain, by default ten minutes.
+#[test]
+fn configurations_that_drain_share_one_state_with_their_successor() {
+    with_envoy(
+        "configurations_that_drain_share_one_state_with_their_successor",
+        |files| async move {
+            let mut rig = start(&files, 2, &[Part::Listeners], 600).await;
+            let ask = Ask::chat(&chat(99, 400, 1));
+            let cold = rig.send(&ask).await;
+            let stream = LongStream::begin(rig.address, 1, 1_500).await;
+            let rate = poll_rate(&rig).await;
+            for number in 1..=20 {
+                let mut config = generation(&rig.config, number);
+                config.change_plugin(|plugin| {
+                    plugin["cost"] =
+                        json!({"pressure_ms": number, "recent_half_life_ms": 4000 + number});
+                });
+                assert!(rig.push(Part::Listeners, &config).await);
+            }
+            soon_serves(&rig, 20).await;
+            let after = poll_rate(&rig).await;
+            assert!(after < 1.5 * rate, "{rate} polls a second before, {after} after");
+            // One a worker and the main thread's, whatever the number of configurations; all with the one tokenizer.
+            let scrape = rig.scrape().await;
+            assert_eq!(scrape.sum("warmpath_vms", &[("state", "all")]), 3.0);
+            assert_eq!(scrape.sum("warmpath_vms", &[("state", "ready")]), 2.0);
+            let loads = scrape.sum("warmpath_tokenizer_loads_total", &[("result", "ok")]);
+            assert_eq!(loads, 2.0);
+            stream.end(1_500).await;
+            rig.settle().await;
+            let warm = rig.send(&ask).await;
+            assert_eq!(warm.replica(), cold.replica());
+            assert_eq!(warm.usage().cached_tokens, reusable(warm.usage().prompt_tokens));
+            let scrape = rig.scrape().await;
+            assert!(scrape.sum("warmpath_requests_total", &[("reason", "prefix")]) >= 1.0);
+            rig.finish_after_updates().await;
+        },
+    );
 }
 
 /// Answers to polls in a second.
