@@ -61,8 +61,38 @@ pub struct ClusterConfig {
     pub name: String,
     /// Where its members come from.
     pub membership: Membership,
-    /// Cluster through which a single replica can be asked for its load; none: not asked.
-    pub poll_cluster: Option<String>,
+    /// How a single replica can be asked for its load; none: not asked.
+    pub poll: Option<PollConfig>,
+}
+
+/// How a single replica is asked.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct PollConfig {
+    /// Cluster through which each replica can be reached by its address.
+    pub cluster: String,
+    /// Port of the answers, where it is not the one that is served.
+    pub port: Option<u16>,
+    /// `:authority` of the questions, where it is not the replica's address.
+    pub authority: Option<String>,
+    /// What `/v1/models` wants to see.
+    pub api_key: Option<Secret>,
+}
+
+/// A text that is not shown.
+#[derive(Clone, PartialEq, Eq)]
+pub struct Secret(String);
+
+impl Secret {
+    /// The text.
+    pub fn reveal(&self) -> &str {
+        &self.0
+    }
+}
+
+impl fmt::Debug for Secret {
+    fn fmt(&self, formatter: &mut fmt::Formatter<'_>) -> fmt::Result {
+        formatter.write_str("Secret")
+    }
 }
 
 /// Where a cluster's members come from.
@@ -109,6 +139,9 @@ pub const OPTIONS: &[(&str, &str, &str)] = &[
     ("clusters[].admin_cluster", "-", "Envoy cluster"),
     ("clusters[].replicas", "-", "list of ip:port"),
     ("clusters[].poll_cluster", "-", "Envoy cluster"),
+    ("clusters[].poll_port", "-", "port"),
+    ("clusters[].poll_authority", "-", "host name"),
+    ("clusters[].poll_api_key", "-", "text"),
     ("poll_interval_ms", "500", "ms"),
     ("poll_timeout_ms", "2000", "ms"),
     ("stale_after_ms", "3000", "ms"),
@@ -286,7 +319,34 @@ fn cluster(fields: &mut Fields<'_>) -> Result<ClusterConfig, ConfigError> {
             return Err(error(&fields.path, problem));
         }
     };
-    Ok(ClusterConfig { name, membership, poll_cluster: fields.optional_text("poll_cluster")? })
+    Ok(ClusterConfig { name, membership, poll: poll(fields)? })
+}
+
+fn poll(fields: &mut Fields<'_>) -> Result<Option<PollConfig>, ConfigError> {
+    let cluster = fields.optional_text("poll_cluster")?;
+    let port = match fields.integer("poll_port", 0, 1, u16::MAX.into())? {
+        0 => None,
+        port => u16::try_from(port).ok(),
+    };
+    let authority = fields.optional_text("poll_authority")?;
+    if authority.as_ref().is_some_and(|text| !text.bytes().all(|byte| byte.is_ascii_graphic())) {
+        return Err(error(&fields.path_of("poll_authority"), "expected a host name".to_owned()));
+    }
+    let api_key = fields.optional_secret("poll_api_key")?;
+    let Some(cluster) = cluster else {
+        let given = [
+            ("poll_port", port.is_some()),
+            ("poll_authority", authority.is_some()),
+            ("poll_api_key", api_key.is_some()),
+        ];
+        return match given.into_iter().find(|(_, given)| *given) {
+            Some((key, _)) => {
+                Err(error(&fields.path_of(key), "of no use without poll_cluster".to_owned()))
+            }
+            None => Ok(None),
+        };
+    };
+    Ok(Some(PollConfig { cluster, port, authority, api_key: api_key.map(Secret) }))
 }
 
 fn cost(fields: &mut Fields<'_>) -> Result<CostConfig, ConfigError> {
@@ -407,6 +467,39 @@ mod tests {
             &with(r#","explain":{"request_header":"x","secret":1234}"#),
             "explain.secret: expected a text",
         );
+    }
+
+    #[test]
+    fn how_replicas_are_asked_is_read() {
+        let parse = |options: &str| {
+            let json = with("").replace(r#""name":"pool""#, &format!(r#""name":"pool",{options}"#));
+            Config::parse(json.as_bytes()).map(|config| config.clusters[0].poll.clone())
+        };
+        let all = parse(
+            r#""poll_cluster":"p","poll_port":9000,"poll_authority":"a.svc","poll_api_key":"k1""#,
+        );
+        let poll = all.unwrap().unwrap();
+        assert_eq!((poll.port, poll.authority.as_deref()), (Some(9000), Some("a.svc")));
+        assert_eq!(poll.api_key.as_ref().map(Secret::reveal), Some("k1"));
+        assert!(!format!("{poll:?}").contains("k1"));
+        assert_eq!(parse(r#""poll_port":null"#), Ok(None));
+        let refused = |options: &str| parse(options).unwrap_err().to_string();
+        assert_eq!(
+            refused(r#""poll_port":8000"#),
+            "clusters[0].poll_port: of no use without poll_cluster"
+        );
+        assert_eq!(
+            refused(r#""poll_cluster":"p","poll_port":70000"#),
+            "clusters[0].poll_port: expected a whole number from 1 to 65535, found 70000"
+        );
+        assert_eq!(
+            refused(r#""poll_cluster":"p","poll_authority":"a b""#),
+            "clusters[0].poll_authority: expected a host name"
+        );
+        for key in ["7", "\"a\\nb\"", "\"\""] {
+            let text = refused(&format!(r#""poll_cluster":"p","poll_api_key":{key}"#));
+            assert_eq!(text, "clusters[0].poll_api_key: expected a text of visible characters");
+        }
     }
 
     #[test]

@@ -230,21 +230,28 @@ fn serving<'a>(
         return Err(Reason::NoHealthyReplica);
     }
     let names = question.model_names;
-    let serving: Vec<&Replica> =
-        healthy.into_iter().filter(|replica| names.is_empty() || replica.serves(names)).collect();
+    if names.is_empty() {
+        return Ok(healthy);
+    }
+    let of = |serves: Option<bool>| -> Vec<&Replica> {
+        healthy.iter().filter(|replica| replica.serves(names) == serves).copied().collect()
+    };
+    // Who has not listed its models yet has just come, or come back as another model's.
+    let serving = Some(of(Some(true))).filter(|serving| !serving.is_empty());
+    let serving = serving.unwrap_or_else(|| of(None));
     if serving.is_empty() { Err(Reason::ModelNotServed) } else { Ok(serving) }
 }
 
-/// Those that are not suspended, and how many are. Where all are, it is not theirs alone, and being
-/// refused by a replica is no worse than being refused here.
+/// Those of the first priority that has any which is not suspended, and how many are. Where all
+/// are, it is not theirs alone, and being refused by a replica is no worse than being refused here.
 fn unsuspended<'a>(view: &View<'_>, serving: Vec<&'a Replica>) -> (Vec<&'a Replica>, usize) {
-    let bars = |replica: &&&Replica| view.strikes.of(replica.id).bars(view.now);
-    let suspended = serving.iter().filter(bars).count();
-    if suspended == 0 || suspended == serving.len() {
-        return (serving, suspended);
-    }
-    let left = serving.iter().filter(|replica| !bars(replica)).copied().collect();
-    (left, suspended)
+    let bars = |replica: &Replica| view.strikes.of(replica.id).bars(view.now);
+    let free: Vec<&Replica> = serving.iter().filter(|replica| !bars(replica)).copied().collect();
+    let suspended = serving.len() - free.len();
+    let mut candidates = if free.is_empty() { serving } else { free };
+    let first = candidates.iter().map(|replica| replica.priority).min().unwrap_or(0);
+    candidates.retain(|replica| replica.priority == first);
+    (candidates, suspended)
 }
 
 /// The prompt's chain, once for each block size among the replicas.
@@ -376,9 +383,8 @@ mod tests {
     }
 
     fn fleet(replicas: usize) -> Fleet {
-        let members: Vec<Member> = (0..replicas)
-            .map(|n| Member { address: format!("10.0.0.{n}:80"), health: Health::Healthy })
-            .collect();
+        let members: Vec<Member> =
+            (0..replicas).map(|n| Member::healthy(format!("10.0.0.{n}:80"))).collect();
         let mut table = ReplicaTable::default();
         table.set_members("pool", &members);
         Fleet {
@@ -576,6 +582,44 @@ mod tests {
         };
         assert_eq!(chosen(&ask("mine")), 1);
         assert_eq!(ask("nobody's"), Decision::unrouted(Reason::ModelNotServed));
+    }
+
+    #[test]
+    fn who_has_not_listed_its_models_stands_behind_who_has() {
+        let mut fleet = fleet(3);
+        let ask = |fleet: &Fleet| {
+            let (table, index) = (&fleet.table, &fleet.index);
+            let (charges, strikes) = (&fleet.charges, &fleet.strikes);
+            let view = View { table, index, charges, strikes, now: fleet.now };
+            let question = Question {
+                cluster: "pool",
+                model_names: &["mine".to_owned()],
+                prompt: PromptKnowledge::Unknown { reason: Reason::NoBody, estimated_tokens: 9 },
+                answer_limit: None,
+                tie_seed: 0,
+            };
+            decide(&fleet.config, &view, &question).ranked.len()
+        };
+        assert_eq!(ask(&fleet), 3);
+        fleet.slot(0, |replica| replica.models = Some(vec!["mine".to_owned()]));
+        assert_eq!(ask(&fleet), 1);
+        fleet.slot(0, |replica| replica.models = Some(vec!["other".to_owned()]));
+        assert_eq!(ask(&fleet), 2);
+    }
+
+    #[test]
+    fn replicas_of_a_later_priority_stand_by() {
+        let mut fleet = fleet(3);
+        fleet.slot(0, |replica| replica.priority = 1);
+        fleet.slot(1, |replica| replica.priority = 1);
+        assert_eq!(fleet.ask(&prompt(1, 600)).header(), "10.0.0.2:80");
+        fleet.slot(2, |replica| replica.health = Health::Unhealthy);
+        assert_eq!(fleet.ask(&prompt(1, 600)).ranked.len(), 2);
+        fleet.slot(2, |replica| replica.health = Health::Healthy);
+        let (id, none) = (fleet.table.at(2).unwrap().id, Strikes::default());
+        let config = PassiveHealth::default();
+        fleet.strikes.failed(&config, &none, id, Proof::Proven, fleet.now, fleet.now);
+        assert_eq!(fleet.ask(&prompt(1, 600)).ranked.len(), 2);
     }
 
     #[test]

@@ -93,6 +93,7 @@ fn write_replica(writer: &mut Writer, replica: &Replica) {
         Health::Unhealthy => 1,
         Health::Draining => 2,
     });
+    writer.u32(replica.priority);
     writer.option(replica.load, |writer, load| {
         writer.u32(load.running);
         writer.u32(load.waiting);
@@ -119,6 +120,7 @@ fn read_replica(reader: &mut Reader<'_>, id: ReplicaId) -> Option<Replica> {
             2 => Health::Draining,
             _ => return None,
         },
+        priority: reader.u32()?,
         load: reader.option(|reader| {
             Some(Load {
                 running: reader.u32()?,
@@ -144,7 +146,10 @@ mod tests {
 
     fn published() -> Published {
         let mut table = ReplicaTable::default();
-        let member = |address: &str, health| Member { address: address.to_owned(), health };
+        let member = |address: &str, health| {
+            let priority = 7;
+            Member { address: address.to_owned(), health, priority }
+        };
         table.set_members(
             "pool",
             &[member("10.0.0.1:80", Health::Healthy), member("[::1]:80", Health::Draining)],
@@ -157,6 +162,7 @@ mod tests {
             block_size: BlockSize::new(16),
             capacity_blocks: Some(100),
             started_at: Some(1.5),
+            ..Report::default()
         };
         table.set_report(1, &report, 3, Moment(7));
         table.set_models(1, vec!["m".to_owned()]);

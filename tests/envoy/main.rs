@@ -34,6 +34,8 @@ mod feedback;
 #[cfg(test)]
 mod fleet;
 #[cfg(test)]
+mod polling;
+#[cfg(test)]
 mod prefixes;
 #[cfg(test)]
 mod requests;
