@@ -3,7 +3,7 @@
 //! It holds no body beyond the configured limit and no response at all. What is read, weighed or
 //! learned is the core's part.
 
-use super::root::Shared;
+use super::root::{Shared, State};
 use super::routed::{Held, Routed};
 use super::{EXPLAIN_HEADER, ROUTING_HEADER, host, meters};
 use crate::config::ExplainConfig;
@@ -13,8 +13,6 @@ use crate::request::Api;
 use crate::route::Reason;
 use proxy_wasm::traits::{Context, HttpContext};
 use proxy_wasm::types::Action;
-use std::cell::RefCell;
-use std::rc::Rc;
 
 enum Phase {
     /// Nothing known yet, or not ours.
@@ -27,7 +25,7 @@ enum Phase {
 
 /// See the module.
 pub struct Stream {
-    shared: Option<Rc<RefCell<Shared>>>,
+    state: Option<State>,
     phase: Phase,
     explain: Option<String>,
     wants_explain: bool,
@@ -36,9 +34,9 @@ pub struct Stream {
 }
 
 impl Stream {
-    pub fn new(shared: Option<Rc<RefCell<Shared>>>) -> Self {
+    pub fn new(state: Option<State>) -> Self {
         Self {
-            shared,
+            state,
             phase: Phase::Idle,
             explain: None,
             wants_explain: false,
@@ -50,10 +48,9 @@ impl Stream {
     /// Calls `act` with the shared state. A state that is in use cannot be: callbacks do not
     /// nest. Should they ever, the call is skipped rather than trapping.
     fn with<T>(&self, act: impl FnOnce(&mut Shared) -> T) -> Option<T> {
-        let shared = self.shared.as_ref()?;
-        match shared.try_borrow_mut() {
-            Ok(mut shared) => Some(act(&mut shared)),
-            Err(_) => {
+        match self.state.as_ref()?.borrow() {
+            Some(mut shared) => Some(act(&mut shared)),
+            None => {
                 meters::add(&metrics::HOST_ERRORS, &[], 1);
                 None
             }
@@ -131,10 +128,10 @@ impl Stream {
     }
 
     fn response_began(&mut self) {
-        let (Some(shared), Phase::Sent { api, routed }) = (&self.shared, &mut self.phase) else {
+        let (Some(state), Phase::Sent { api, routed }) = (&self.state, &mut self.phase) else {
             return;
         };
-        let Ok(mut shared) = shared.try_borrow_mut() else { return };
+        let Some(mut shared) = state.borrow() else { return };
         routed.responded(&mut shared, self.status.unwrap_or(0));
         if self.status == Some(200) {
             let header =
@@ -150,10 +147,10 @@ impl Stream {
     }
 
     fn answer_began(&mut self) {
-        let (Some(shared), Phase::Sent { routed, .. }) = (&self.shared, &mut self.phase) else {
+        let (Some(state), Phase::Sent { routed, .. }) = (&self.state, &mut self.phase) else {
             return;
         };
-        if let Ok(mut shared) = shared.try_borrow_mut() {
+        if let Some(mut shared) = state.borrow() {
             routed.answer_began(&mut shared, true);
         }
     }

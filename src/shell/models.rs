@@ -116,6 +116,15 @@ impl Models {
         }
     }
 
+    /// Takes it that no fetch under way will be answered: each is begun again.
+    pub fn forget_calls(&mut self) {
+        for entry in &mut self.entries {
+            if matches!(entry.state, State::Fetching(_)) {
+                entry.state = State::Waiting(Moment::default());
+            }
+        }
+    }
+
     /// Takes in the answer to a fetch. Returns false when the call was not for a model.
     pub fn answer(&mut self, token: u32, num_headers: usize, body_size: usize) -> bool {
         let fetching = |entry: &&mut Entry| matches!(entry.state, State::Fetching(t) if t == token);

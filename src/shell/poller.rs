@@ -129,6 +129,16 @@ impl Poller {
         }
     }
 
+    /// Goes on by another configuration of the same fingerprint.
+    pub fn reconfigure(&mut self, config: Rc<Config>) {
+        self.config = config;
+    }
+
+    /// Takes it that no call under way will be answered: each is due again in its turn.
+    pub fn forget_calls(&mut self) {
+        self.calls.clear();
+    }
+
     /// Whether this VM leads, or is about to: what it holds for the first time it mostly keeps.
     pub fn holds_lease(&self) -> bool {
         self.held.is_some()

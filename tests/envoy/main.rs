@@ -20,7 +20,13 @@ mod prompts;
 mod shipped;
 #[cfg(test)]
 mod stats;
+#[cfg(test)]
+mod tls;
+#[cfg(test)]
+mod traffic;
 
+#[cfg(test)]
+mod deployments;
 #[cfg(test)]
 mod failures;
 #[cfg(test)]
@@ -37,3 +43,5 @@ mod requests;
 mod start;
 #[cfg(test)]
 mod suspension;
+#[cfg(test)]
+mod updates;
