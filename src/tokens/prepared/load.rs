@@ -5,12 +5,11 @@
 
 use super::container::{CHECKED_FROM, Contents, Section, number};
 use super::{LoadError, Prepared};
+use crate::tokens::Tokenizer;
 use crate::tokens::added::{AddedToken, AddedTokens, MAX_ADDED_BYTES, MAX_ADDED_TOKENS};
 use crate::tokens::bpe::{Bpe, Layout, NONE, Settings};
-use crate::tokens::{Scratch, Tokenizer};
 use std::collections::BTreeMap;
 use std::ops::Range;
-use std::sync::Mutex;
 use xxhash_rust::xxh3::Xxh3Default;
 
 /// Bytes hashed in one step: about a millisecond. Doubled, the stall doubles; halved, loading takes more ticks.
@@ -125,8 +124,7 @@ impl Loader {
         let settings = self.settings()?;
         let layout = self.layout()?;
         let bpe = Bpe { bytes: std::mem::take(&mut self.bytes), layout, settings };
-        let scratch = Mutex::new(Scratch::default());
-        let tokenizer = Tokenizer { pipeline, added, bpe, scratch };
+        let tokenizer = Tokenizer::new(pipeline, added, bpe);
         Ok(Progress::Ready(Box::new(Prepared { tokenizer, chat_template, special_tokens })))
     }
 
