@@ -3,7 +3,7 @@
 //! Names and kinds are [`crate::metrics`]'s, sums are Envoy's: only ids are kept here.
 
 use super::host;
-use crate::metrics::{Kind, Metric};
+use crate::metrics::{self, Kind, Metric};
 use hashbrown::HashMap;
 use proxy_wasm::types::MetricType;
 use std::cell::RefCell;
@@ -29,6 +29,15 @@ pub fn record(metric: &Metric, labels: &[&str], value: u64) {
     if let Some(id) = id(metric, labels) {
         host::record_metric(id, value);
     }
+}
+
+/// Calls `act`, which is all of a callback, and records how long it took.
+pub fn time<T>(callback: &str, act: impl FnOnce() -> T) -> T {
+    let began = host::now();
+    let result = act();
+    let took = host::now().since(began).as_micros();
+    record(&metrics::CALLBACK, &[callback], u64::try_from(took).unwrap_or(u64::MAX));
+    result
 }
 
 fn id(metric: &Metric, labels: &[&str]) -> Option<u32> {

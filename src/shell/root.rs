@@ -6,16 +6,18 @@ use super::http::Stream;
 use super::link::Link;
 use super::models::Models;
 use super::poller::Poller;
+use super::reading::Queue;
 use super::{host, meters};
 use crate::config::Config;
 use crate::metrics;
+use crate::replicas::Moment;
 use proxy_wasm::traits::{Context, HttpContext, RootContext};
 use proxy_wasm::types::ContextType;
 use std::cell::RefCell;
 use std::rc::Rc;
 use std::time::Duration;
 
-/// Heartbeats, lease, loading and polling all happen on ticks. Twice as often costs idle CPU in
+/// While prompts wait to be read there are more ticks, which see to them alone. Heartbeats, lease, loading and polling all happen on ticks. Twice as often costs idle CPU in
 /// every VM; half as often doubles how long a new VM routes unshared.
 const TICK: Duration = Duration::from_millis(100);
 
@@ -27,6 +29,10 @@ pub struct Shared {
     poller: Poller,
     pub has_traffic: bool,
     pub streams: u64,
+    /// Held requests whose prompts are being read.
+    pub queue: Queue,
+    /// When heartbeats and all that comes with them are due.
+    due: Moment,
 }
 
 impl Shared {
@@ -35,11 +41,30 @@ impl Shared {
         let link = Link::new(Rc::clone(&config));
         let models = Models::new(&config, link.vm());
         let poller = Poller::new(Rc::clone(&config), link.vm());
-        Self { config, link, models, poller, has_traffic: false, streams: 0 }
+        Self {
+            config,
+            link,
+            models,
+            poller,
+            has_traffic: false,
+            streams: 0,
+            queue: Queue::default(),
+            due: Moment::default(),
+        }
     }
 
     fn tick(&mut self) {
         let now = host::now();
+        self.queue.rest(TICK);
+        if now >= self.due {
+            self.due = now.plus(TICK);
+            self.beat(now);
+        }
+        // Last, since it makes host calls be about other contexts.
+        self.read_on();
+    }
+
+    fn beat(&mut self, now: Moment) {
         self.link.tick(now);
         self.poller.tick(&mut self.link, now, self.has_traffic);
         // The leader is the main thread's VM as a rule, which routes nothing and so needs no
@@ -72,11 +97,12 @@ impl Context for Root {
     ) {
         let shared = self.shared.as_ref().and_then(|shared| shared.try_borrow_mut().ok());
         if let Some(mut shared) = shared {
-            let Shared { poller, link, .. } = &mut *shared;
-            let polled = poller.answer(link, token, num_headers, body_size);
-            if !polled {
-                shared.models.answer(token, num_headers, body_size);
-            }
+            meters::time("call", || {
+                let Shared { poller, link, models, .. } = &mut *shared;
+                if !poller.answer(link, token, num_headers, body_size) {
+                    models.answer(token, num_headers, body_size);
+                }
+            });
         }
     }
 }
@@ -106,12 +132,12 @@ impl RootContext for Root {
     fn on_tick(&mut self) {
         let shared = self.shared.as_ref().and_then(|shared| shared.try_borrow_mut().ok());
         if let Some(mut shared) = shared {
-            shared.tick();
+            meters::time("tick", || shared.tick());
         }
     }
 
-    fn create_http_context(&self, _context_id: u32) -> Option<Box<dyn HttpContext>> {
-        Some(Box::new(Stream::new(self.shared.clone())))
+    fn create_http_context(&self, context_id: u32) -> Option<Box<dyn HttpContext>> {
+        Some(Box::new(Stream::new(context_id, self.shared.clone())))
     }
 
     fn get_type(&self) -> Option<ContextType> {

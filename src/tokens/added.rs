@@ -8,7 +8,7 @@ use std::ops::Range;
 use tokenizers::pre_tokenizers::whitespace::is_word_char;
 
 /// Most added tokens a file may declare. Gemma 3 has 6,415; more than this is a damaged file.
-pub(super) const MAX_ADDED_TOKENS: usize = 1 << 16;
+pub(super) const MAX_ADDED_TOKENS: usize = 1 << 15;
 /// Longest added token, in bytes.
 pub(super) const MAX_ADDED_BYTES: usize = 1 << 10;
 

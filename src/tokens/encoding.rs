@@ -241,3 +241,52 @@ fn apart_from(text: &str, from: usize) -> usize {
     let rest = text.get(start..).unwrap_or_default();
     rest.char_indices().find(|&(_, c)| stands_apart(c)).map_or(text.len(), |(at, _)| start + at)
 }
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use tokenizers::normalizers::{NFC, NFD, NFKC, NFKD};
+
+    fn random(state: &mut u64, below: usize) -> usize {
+        *state = state.wrapping_mul(0x5851_F42D_4C95_7F2D).wrapping_add(0x1405_7B7E_F767_814F);
+        (*state >> 33) as usize % below
+    }
+
+    /// Characters that combine, decompose, or take part in neither.
+    fn text(state: &mut u64) -> String {
+        const CHARACTERS: &str = "ae AÅé\u{301}\u{323}\u{30a}\u{345}\u{e33}\u{1100}\u{1161}\u{11a8}가각ｶﾞか\u{3099}が漢\u{212b}ﬁ½①\u{f900}\u{9be}\u{9c7}\u{9d7}\u{1d15e}й\u{306}и";
+        let all: Vec<char> = CHARACTERS.chars().collect();
+        (0..1 + random(state, 40)).map(|_| all[random(state, all.len())]).collect()
+    }
+
+    #[test]
+    fn normal_forms_of_parts_are_the_parts_of_the_normal_form() {
+        let forms = [
+            PipelineNormalizer::NFC(NFC),
+            PipelineNormalizer::NFD(NFD),
+            PipelineNormalizer::NFKC(NFKC),
+            PipelineNormalizer::NFKD(NFKD),
+        ];
+        let mut state = 7;
+        for round in 0..20_000 {
+            let text = text(&mut state);
+            let cut = apart_from(&text, random(&mut state, text.len() + 1));
+            for form in &forms {
+                let form = |text| form.normalize(text, 0).expect("a normal form").into_owned();
+                let (before, after) = text.split_at(cut);
+                assert_eq!(
+                    form(before) + &form(after),
+                    form(&text),
+                    "{round}: {before:?} {after:?}"
+                );
+            }
+        }
+    }
+
+    #[test]
+    fn what_only_normalizes_together_has_a_bound() {
+        assert_eq!(apart_from(&"\u{301}".repeat(1_000), 500), 2_000);
+        assert_eq!(apart_from("ab\u{301}c", 2), 4);
+        assert_eq!(apart_from("ab", 9), 2);
+    }
+}
