@@ -35,6 +35,8 @@ pub struct Config {
     pub poll_timeout: Duration,
     /// Bodies up to this size are held and read.
     pub max_body_bytes: usize,
+    /// How long a request is held for its prompt to be read.
+    pub max_prompt: Duration,
     /// The engine's local time is this far from UTC, in seconds, positive to the east: templates
     /// may print the date.
     pub engine_utc_offset_s: i64,
@@ -149,6 +151,7 @@ pub const OPTIONS: &[(&str, &str, &str)] = &[
     ("passive_health.base_ms", "1000", "ms"),
     ("passive_health.max_ms", "30000", "ms"),
     ("max_body_bytes", "1000000", "bytes"),
+    ("max_prompt_ms", "1000", "ms"),
     ("default_block_size", "16", "tokens"),
     ("default_capacity_blocks", "8192", "blocks"),
     ("engine_utc_offset_minutes", "0", "minutes"),
@@ -211,6 +214,7 @@ impl Config {
             poll_interval: root.millis("poll_interval_ms", 500, 50, 60_000)?,
             poll_timeout: root.millis("poll_timeout_ms", 2000, 50, 60_000)?,
             max_body_bytes: root.integer("max_body_bytes", 1_000_000, 1, 256 << 20)? as usize,
+            max_prompt: root.millis("max_prompt_ms", 1000, 1, 600_000)?,
             engine_utc_offset_s: 60
                 * root.signed("engine_utc_offset_minutes", 0, -24 * 60, 24 * 60)?,
             explain,

@@ -26,6 +26,15 @@ pub fn record(metric: &Metric, labels: &[&str], value: u64) {
     }
 }
 
+/// Calls `act`, which is all of a callback, and records how long it took.
+pub fn time<T>(callback: &str, act: impl FnOnce() -> T) -> T {
+    let began = host::now();
+    let result = act();
+    let took = host::now().since(began).as_micros();
+    record(&metrics::CALLBACK, &[callback], u64::try_from(took).unwrap_or(u64::MAX));
+    result
+}
+
 fn id(metric: &Metric, labels: &[&str]) -> Option<u32> {
     SERIES.with(|series| {
         let mut series = series.try_borrow_mut().ok()?;

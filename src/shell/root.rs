@@ -6,6 +6,7 @@ use super::http::Stream;
 use super::link::{self, Link};
 use super::models::Models;
 use super::poller::Poller;
+use super::reading::Queue;
 use super::{host, meters};
 use crate::config::Config;
 use crate::metrics;
@@ -18,7 +19,8 @@ use std::rc::{Rc, Weak};
 use std::time::Duration;
 
 /// Heartbeats, lease, loading and polling all happen on ticks. Twice as often costs idle CPU in
-/// every VM; half as often doubles how long a new VM routes unshared.
+/// every VM; half as often doubles how long a new VM routes unshared. While prompts wait to be
+/// read there are more ticks, which see to them alone.
 const TICK: Duration = Duration::from_millis(100);
 
 thread_local! {
@@ -37,7 +39,9 @@ pub struct Shared {
     poller: Poller,
     pub has_traffic: bool,
     pub streams: u64,
-    /// When the next tick has work, whichever root's it is.
+    /// Held requests whose prompts are being read.
+    pub queue: Queue,
+    /// When heartbeats and all that comes with them are due, whichever root's tick it is.
     due: Moment,
 }
 
@@ -73,17 +77,24 @@ impl Shared {
             poller,
             has_traffic: false,
             streams: 0,
+            queue: Queue::default(),
             due: Moment::default(),
         }
     }
 
     fn tick(&mut self) {
         let now = host::now();
-        if now < self.due {
-            return;
+        self.queue.rest(TICK);
+        if now >= self.due {
+            // Half of it, so that a tick which comes a little early counts.
+            self.due = now.plus(TICK / 2);
+            self.beat(now);
         }
-        // Half of it, so that a tick which comes a little early counts.
-        self.due = now.plus(TICK / 2);
+        // Last, since it makes host calls be about other contexts.
+        self.read_on();
+    }
+
+    fn beat(&mut self, now: Moment) {
         self.link.tick(now);
         self.poller.tick(&mut self.link, now, self.has_traffic);
         // The leader is the main thread's VM as a rule, which routes nothing and so needs no
@@ -142,11 +153,12 @@ impl Context for Root {
         _num_trailers: usize,
     ) {
         if let Some(mut shared) = self.state.as_ref().and_then(State::borrow) {
-            let Shared { poller, link, .. } = &mut *shared;
-            let polled = poller.answer(link, token, num_headers, body_size);
-            if !polled {
-                shared.models.answer(token, num_headers, body_size);
-            }
+            meters::time("call", || {
+                let Shared { poller, link, models, .. } = &mut *shared;
+                if !poller.answer(link, token, num_headers, body_size) {
+                    models.answer(token, num_headers, body_size);
+                }
+            });
         }
     }
 }
@@ -177,12 +189,12 @@ impl RootContext for Root {
 
     fn on_tick(&mut self) {
         if let Some(mut shared) = self.state.as_ref().and_then(State::borrow) {
-            shared.tick();
+            meters::time("tick", || shared.tick());
         }
     }
 
-    fn create_http_context(&self, _context_id: u32) -> Option<Box<dyn HttpContext>> {
-        Some(Box::new(Stream::new(self.state.clone())))
+    fn create_http_context(&self, context_id: u32) -> Option<Box<dyn HttpContext>> {
+        Some(Box::new(Stream::new(context_id, self.state.clone())))
     }
 
     fn get_type(&self) -> Option<ContextType> {

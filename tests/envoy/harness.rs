@@ -339,11 +339,6 @@ impl Rig {
             && self.scrape().await.sum("warmpath_polls_total", &[("target", "metrics")]) > 0.0
     }
 
-    /// What Envoy has logged so far.
-    pub fn log(&self) -> String {
-        std::fs::read_to_string(self.envoy.folder.join("envoy.log")).unwrap_or_default()
-    }
-
     /// A page of Envoy's admin.
     pub async fn admin_get(&self, path: &str) -> Answer {
         Connection::open(self.admin).await.send(&Ask::get(path)).await

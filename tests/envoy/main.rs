@@ -26,6 +26,8 @@ mod tls;
 mod traffic;
 
 #[cfg(test)]
+mod budget;
+#[cfg(test)]
 mod deployments;
 #[cfg(test)]
 mod failures;
