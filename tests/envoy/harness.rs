@@ -234,22 +234,44 @@ impl Rig {
                 replicas.iter().map(|replica| replica.address).collect();
             config.set_replicas(&addresses);
         }
-        let envoy = spawn(files, workers, &config, folder);
-        let local = |port| SocketAddr::from(([127, 0, 0, 1], port));
-        let mut rig = Self {
-            workers,
-            replicas,
-            address: local(inference),
-            admin: local(admin),
-            envoy,
-            vms_created: 0.0,
-        };
-        rig.wait_for_listeners().await;
+        let envoy = spawn(files, workers, &config, folder, &[]);
+        let mut rig = Self::around(envoy, workers, [inference, admin], replicas).await;
         if !early {
             rig.wait_until_ready().await;
         }
         rig.vms_created = rig.vms_created().await;
         rig
+    }
+
+    /// Starts Envoy by a configuration that is complete, with replicas that are not the rig's, and waits for its listeners.
+    pub async fn of_config(
+        files: &Files,
+        workers: usize,
+        config: &Config,
+        ports: [u16; 2],
+        folder: PathBuf,
+        arguments: &[&str],
+    ) -> Self {
+        let envoy = spawn(files, workers, config, folder, arguments);
+        Self::around(envoy, workers, ports, Vec::new()).await
+    }
+
+    async fn around(
+        envoy: Envoy,
+        workers: usize,
+        [inference, admin]: [u16; 2],
+        replicas: Vec<Handle>,
+    ) -> Self {
+        let local = |port| SocketAddr::from(([127, 0, 0, 1], port));
+        let (address, admin) = (local(inference), local(admin));
+        let mut rig = Self { workers, replicas, address, admin, envoy, vms_created: 0.0 };
+        rig.wait_for_listeners().await;
+        rig
+    }
+
+    /// Envoy's process.
+    pub fn pid(&self) -> u32 {
+        self.envoy.process.id()
     }
 
     async fn wait_for_listeners(&mut self) {
@@ -459,7 +481,13 @@ pub async fn until(what: &str, holds: impl Fn() -> bool) {
     }
 }
 
-fn spawn(files: &Files, workers: usize, config: &Config, folder: PathBuf) -> Envoy {
+fn spawn(
+    files: &Files,
+    workers: usize,
+    config: &Config,
+    folder: PathBuf,
+    arguments: &[&str],
+) -> Envoy {
     let path = folder.join("envoy.yaml");
     std::fs::write(&path, config.text()).unwrap();
     let log = std::fs::File::create(folder.join("envoy.log")).unwrap();
@@ -469,6 +497,7 @@ fn spawn(files: &Files, workers: usize, config: &Config, folder: PathBuf) -> Env
         .args(["--service-node", "test", "--service-cluster", "test"])
         .args(["--concurrency", &workers.to_string(), "-c"])
         .arg(&path)
+        .args(arguments)
         .stdout(Stdio::null())
         .stderr(log)
         .spawn()
@@ -477,7 +506,7 @@ fn spawn(files: &Files, workers: usize, config: &Config, folder: PathBuf) -> Env
 }
 
 /// Ports that were free a moment ago, all different.
-fn free_ports<const N: usize>() -> [u16; N] {
+pub fn free_ports<const N: usize>() -> [u16; N] {
     let bind = |_| std::net::TcpListener::bind("127.0.0.1:0").unwrap();
     let listeners: [std::net::TcpListener; N] = std::array::from_fn(bind);
     listeners.map(|listener| listener.local_addr().unwrap().port())

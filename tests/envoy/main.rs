@@ -22,6 +22,8 @@ mod shipped;
 mod stats;
 
 #[cfg(test)]
+mod chaos;
+#[cfg(test)]
 mod failures;
 #[cfg(test)]
 mod feedback;
