@@ -144,6 +144,17 @@ impl Gateway {
         line.unwrap_or("not in the access log").to_owned()
     }
 
+    /// Requests that went to no replica, by what the access log says of their end.
+    pub fn unsent(&self) -> BTreeMap<String, u64> {
+        let log = std::fs::read_to_string(self.texts.folder.join("access.log")).unwrap_or_default();
+        let mut counts = BTreeMap::new();
+        for line in log.lines().filter(|line| line.contains(" attempts 0 ")) {
+            let words: Vec<&str> = line.split(' ').skip(1).take(3).collect();
+            *counts.entry(words.join(" ")).or_default() += 1;
+        }
+        counts
+    }
+
     /// Lets one thing after another go wrong until `end`.
     pub async fn lane(&self, mut chance: Chance, log: &Log, wish: &Wish, end: Instant) {
         let (scale, traps) = (wish.scale, if wish.traps { &TRAPS[..] } else { &[] });
