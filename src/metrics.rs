@@ -145,6 +145,18 @@ pub const SERVED_ELSEWHERE: Metric = Metric::counter(
     &[],
     "Responses that came from another replica than the chosen one (a retry, or Envoy's own policy)",
 );
+/// Failures by what they prove.
+pub const STRIKES: Metric = Metric::counter(
+    "warmpath_strikes_total",
+    &["kind"],
+    "Failures held against a replica: spared (another one answered the same request), connection (refused, or cut before an answer), error (a 5xx that no other replica made good)",
+);
+/// Suspensions.
+pub const SUSPENSIONS: Metric = Metric::counter(
+    "warmpath_suspensions_total",
+    &[],
+    "Suspensions of a replica for its failures, a failed probe's included",
+);
 /// Time to first token.
 pub const TTFT: Metric = Metric::histogram(
     "warmpath_time_to_first_token_ms",
@@ -208,6 +220,12 @@ pub const REPLICA_IN_FLIGHT: Metric = Metric::gauge(
     "warmpath_replica_in_flight",
     &["replica"],
     "Requests that this Envoy has in flight there",
+);
+/// Suspended.
+pub const REPLICA_SUSPENDED: Metric = Metric::gauge(
+    "warmpath_replica_suspended",
+    &["replica"],
+    "1 while the replica is suspended for its failures, until a probe has succeeded; else 0",
 );
 /// Own unfinished.
 pub const REPLICA_UNFINISHED: Metric = Metric::gauge(
@@ -280,6 +298,8 @@ pub const ALL: &[Metric] = &[
     OVERPREDICTED_TOKENS,
     UNDERPREDICTED_TOKENS,
     SERVED_ELSEWHERE,
+    STRIKES,
+    SUSPENSIONS,
     TTFT,
     DECISION,
     POLLS,
@@ -291,6 +311,7 @@ pub const ALL: &[Metric] = &[
     REPLICA_KV_USAGE,
     REPLICA_REPORT_AGE,
     REPLICA_IN_FLIGHT,
+    REPLICA_SUSPENDED,
     REPLICA_UNFINISHED,
     REPLICA_SHADOW,
     REPLICA_CAPACITY,

@@ -6,6 +6,7 @@
 
 mod fields;
 
+use crate::replicas::strikes::PassiveHealth;
 use crate::route::RouteConfig;
 use crate::score::CostConfig;
 use crate::share::LAYOUT;
@@ -24,6 +25,8 @@ pub struct Config {
     pub clusters: Vec<ClusterConfig>,
     /// How a choice is made.
     pub route: RouteConfig,
+    /// What failures seen in passing do to a replica.
+    pub passive_health: PassiveHealth,
     /// Blocks assumed of a replica that has not said its capacity.
     pub default_capacity_blocks: u32,
     /// How often replicas are asked for their load.
@@ -109,6 +112,9 @@ pub const OPTIONS: &[(&str, &str, &str)] = &[
     ("poll_interval_ms", "500", "ms"),
     ("poll_timeout_ms", "2000", "ms"),
     ("stale_after_ms", "3000", "ms"),
+    ("passive_health.failures", "5", "failures"),
+    ("passive_health.base_ms", "1000", "ms"),
+    ("passive_health.max_ms", "30000", "ms"),
     ("max_body_bytes", "1000000", "bytes"),
     ("default_block_size", "16", "tokens"),
     ("default_capacity_blocks", "8192", "blocks"),
@@ -145,6 +151,10 @@ impl Config {
             Some(value) => cost(&mut Fields::new("cost", value)?)?,
             None => CostConfig::default(),
         };
+        let passive_health = match root.take("passive_health") {
+            Some(value) => passive_health(&mut Fields::new("passive_health", value)?)?,
+            None => PassiveHealth::default(),
+        };
         let explain = match root.take("explain") {
             Some(value) => Some(explain(&mut Fields::new("explain", value)?)?),
             None => None,
@@ -160,6 +170,7 @@ impl Config {
                 stale_after: root.millis("stale_after_ms", 3000, 1, 600_000)?,
                 default_block_size: root.block_size("default_block_size", 16)?,
             },
+            passive_health,
             default_capacity_blocks: root.integer("default_capacity_blocks", 8192, 1, 1 << 26)?
                 as u32,
             poll_interval: root.millis("poll_interval_ms", 500, 50, 60_000)?,
@@ -294,6 +305,20 @@ fn cost(fields: &mut Fields<'_>) -> Result<CostConfig, ConfigError> {
     Ok(config)
 }
 
+fn passive_health(fields: &mut Fields<'_>) -> Result<PassiveHealth, ConfigError> {
+    let config = PassiveHealth {
+        failures: fields.integer("failures", 5, 0, 1000)? as u32,
+        base: fields.millis("base_ms", 1000, 1, 600_000)?,
+        max: fields.millis("max_ms", 30_000, 1, 600_000)?,
+    };
+    if config.max < config.base {
+        let problem = format!("expected at least base_ms ({})", config.base.as_millis());
+        return Err(error(&fields.path_of("max_ms"), problem));
+    }
+    fields.finish()?;
+    Ok(config)
+}
+
 fn explain(fields: &mut Fields<'_>) -> Result<ExplainConfig, ConfigError> {
     let request_header = fields.text("request_header")?.to_ascii_lowercase();
     let token = |byte: u8| byte.is_ascii_alphanumeric() || byte == b'-' || byte == b'_';
@@ -359,6 +384,14 @@ mod tests {
         );
         check_error(&with(r#","cost":{"x":1}"#), "cost.x: unknown option");
         check_error(
+            &with(r#","passive_health":{"failures":-1}"#),
+            "passive_health.failures: expected a whole number from 0 to 1000, found -1",
+        );
+        check_error(
+            &with(r#","passive_health":{"base_ms":31000}"#),
+            "passive_health.max_ms: expected at least base_ms (31000)",
+        );
+        check_error(
             &with(r#","poll_interval_ms":1"#),
             "poll_interval_ms: expected a whole number from 50 to 60000, found 1",
         );
@@ -409,20 +442,14 @@ mod tests {
     #[test]
     fn every_option_is_listed_with_its_default() {
         for (path, default, _) in OPTIONS {
-            let Some(key) =
-                path.strip_prefix("cost.").or((!path.contains(['.', '['])).then_some(path))
-            else {
-                continue;
-            };
-            if default.is_empty() || *default == "-" {
+            if path.contains('[') || default.is_empty() || *default == "-" {
                 continue;
             }
-            let option = format!("\"{key}\":{default}");
-            let json = if path.starts_with("cost.") {
-                with(&format!(r#","cost":{{{option}}}"#))
-            } else {
-                with(&format!(",{option}"))
+            let option = match path.split_once('.') {
+                Some((group, key)) => format!(r#","{group}":{{"{key}":{default}}}"#),
+                None => format!(r#","{path}":{default}"#),
             };
+            let json = with(&option);
             let listed = Config::parse(json.as_bytes());
             assert_eq!(listed, Config::parse(with("").as_bytes()), "{path}");
         }

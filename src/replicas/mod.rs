@@ -5,9 +5,11 @@
 //! replica's own `/metrics` and `/v1/models`) and publishes it; every VM reads the same table.
 //! Nothing here fetches, and nothing here knows what a replica has cached.
 
+pub mod attempts;
 pub mod clusters;
 pub mod models;
 pub mod stats;
+pub mod strikes;
 
 use crate::tokens::blocks::BlockSize;
 use std::time::Duration;

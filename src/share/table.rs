@@ -3,7 +3,8 @@
 //! Who is in it is [`crate::replicas`]' part, and who may write it [`super::lease`]'s.
 
 use super::bytes::{Reader, Writer};
-use super::{Header, Kind};
+use super::store::Store;
+use super::{Header, Kind, table_key, table_marks_key};
 use crate::replicas::{Health, Load, MAX_REPLICAS, Moment, Replica, ReplicaId, ReplicaTable};
 
 /// A table with the marks that order it among others.
@@ -55,6 +56,33 @@ impl Published {
         let (header, _) = Header::read(value, Kind::Table)?;
         (header.fingerprint == fingerprint).then_some((header.writer, header.version))
     }
+}
+
+/// The published table, if it is newer than these marks.
+pub fn read_newer(store: &impl Store, fingerprint: u64, known: (u64, u64)) -> Option<Published> {
+    let (marks, _) = store.get(&table_marks_key(fingerprint));
+    let marks = Published::marks(&marks?, fingerprint)?;
+    if marks <= known {
+        return None;
+    }
+    let (value, _) = store.get(&table_key(fingerprint));
+    Published::read(&value?, fingerprint)
+}
+
+/// Publishes a table, unless a later leader already has. Returns whether it was written.
+pub fn publish(store: &impl Store, fingerprint: u64, epoch: u64, table: &ReplicaTable) -> bool {
+    let (current, mark) = store.get(&table_key(fingerprint));
+    let marks = current.and_then(|value| Published::marks(&value, fingerprint));
+    let (known_epoch, version) = marks.unwrap_or((0, 0));
+    if known_epoch > epoch {
+        return false;
+    }
+    let published = Published { epoch, version: version.saturating_add(1), table: table.clone() };
+    if !store.set(&table_key(fingerprint), &published.write(fingerprint), mark) {
+        return false;
+    }
+    let empty = Published { table: ReplicaTable::default(), ..published };
+    store.set(&table_marks_key(fingerprint), &empty.write(fingerprint), None)
 }
 
 fn write_replica(writer: &mut Writer, replica: &Replica) {

@@ -119,6 +119,12 @@ pub fn property(path: &[&str]) -> Option<String> {
     String::from_utf8(bytes).ok()
 }
 
+/// A property that is a whole number.
+pub fn number_property(path: &[&str]) -> Option<u64> {
+    let bytes = hostcalls::get_property(path.to_vec()).ok().flatten()?;
+    Some(u64::from_le_bytes(bytes.try_into().ok()?))
+}
+
 /// Calls another cluster. The answer comes with the token that is returned.
 pub fn call(
     cluster: &str,

@@ -135,9 +135,7 @@ impl Stream {
             return;
         };
         let Ok(mut shared) = shared.try_borrow_mut() else { return };
-        if let Some(address) = host::property(&["upstream", "address"]) {
-            routed.served_by(&mut shared, &address);
-        }
+        routed.responded(&mut shared, self.status.unwrap_or(0));
         if self.status == Some(200) {
             let header =
                 |name| host::response_header(name).and_then(|value| String::from_utf8(value).ok());

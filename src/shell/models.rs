@@ -4,7 +4,7 @@
 //! the others route that model by load. What is loaded stays, under its cluster and path, for as
 //! long as any configuration of the VM names it: while one replaces another both do.
 
-use super::link::SharedLease;
+use super::link::{self, SharedLease};
 use super::{host, meters};
 use crate::config::{Config, ModelConfig};
 use crate::metrics;
@@ -71,7 +71,7 @@ impl Models {
         };
         Self {
             entries: config.models.iter().map(entry).collect(),
-            turn: SharedLease::new("loading", config, vm, TURN_TERM),
+            turn: link::lease("loading", config, vm, TURN_TERM),
             has_turn: false,
         }
     }

@@ -7,7 +7,7 @@
 //! It does not choose replicas, and a replica that fails to answer is not taken for dead: only
 //! Envoy's membership and health verdicts count.
 
-use super::link::{Link, SharedLease};
+use super::link::{self, Link, SharedLease};
 use super::{ROUTING_HEADER, host, meters};
 use crate::config::{Config, Membership};
 use crate::metrics::{self, Kind};
@@ -85,7 +85,7 @@ pub struct Poller {
 
 impl Poller {
     pub fn new(config: Rc<Config>, vm: u64) -> Self {
-        let lease = SharedLease::new("lease", &config, vm, LEASE_TERM);
+        let lease = link::lease("lease", &config, vm, LEASE_TERM);
         Self {
             config,
             lease,
@@ -316,12 +316,14 @@ impl Poller {
                 meters::record(&metrics::REPLICAS, &[&cluster.name, label], count as u64);
             }
         }
-        let charges = link.all_charges(now);
+        let (charges, strikes) = (link.all_charges(now), link.all_strikes());
         for replica in self.table.iter() {
             let address = [replica.address.as_str()];
             let charge = charges.of(replica.id);
             meters::record(&metrics::REPLICA_IN_FLIGHT, &address, charge.requests.into());
             meters::record(&metrics::REPLICA_UNFINISHED, &address, charge.unfinished_tokens);
+            let suspended = strikes.of(replica.id).is_suspended();
+            meters::record(&metrics::REPLICA_SUSPENDED, &address, suspended.into());
             let held = link.index().held_blocks(replica.id) as u64;
             meters::record(&metrics::REPLICA_SHADOW, &address, held);
             let capacity = link.capacity(replica.id) as u64;
@@ -350,6 +352,7 @@ impl Poller {
             for gauge in [
                 &metrics::REPLICA_IN_FLIGHT,
                 &metrics::REPLICA_UNFINISHED,
+                &metrics::REPLICA_SUSPENDED,
                 &metrics::REPLICA_SHADOW,
                 &metrics::REPLICA_CAPACITY,
                 &metrics::REPLICA_RUNNING,

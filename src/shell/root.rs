@@ -3,7 +3,7 @@
 //! It has no work of its own: a tick goes to the link, the poller and the models in turn.
 
 use super::http::Stream;
-use super::link::Link;
+use super::link::{self, Link};
 use super::models::Models;
 use super::poller::Poller;
 use super::{host, meters};
@@ -32,7 +32,7 @@ pub struct Shared {
 impl Shared {
     fn new(config: Config) -> Self {
         let config = Rc::new(config);
-        let link = Link::new(Rc::clone(&config));
+        let link = link::link(&config);
         let models = Models::new(&config, link.vm());
         let poller = Poller::new(Rc::clone(&config), link.vm());
         Self { config, link, models, poller, has_traffic: false, streams: 0 }
@@ -50,6 +50,7 @@ impl Shared {
             self.models.give_up_turn(now);
         }
         self.link.set_ready(self.models.all_ready());
+        self.link.count();
         if let Some(slot) = self.link.slot() {
             meters::record(&metrics::VM_MEMORY, &[&slot.to_string()], host::memory_bytes());
         }

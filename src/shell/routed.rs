@@ -8,6 +8,7 @@ use super::{ROUTING_HEADER, host, meters};
 use crate::feedback::{self, Feedback, Usage};
 use crate::metrics;
 use crate::model::Model;
+use crate::replicas::attempts::{Attempts, Seen};
 use crate::replicas::{Moment, ReplicaId};
 use crate::request::{self, Api, Prompt};
 use crate::route::{self, Decision, PromptKnowledge, Question, Reason};
@@ -44,6 +45,8 @@ pub struct Routed {
     /// Blocks that the replica was not believed to hold before this request.
     recorded: Vec<BlockHash>,
     served_elsewhere: bool,
+    /// The suspended replica that this request tries out.
+    probe: Option<ReplicaId>,
 }
 
 /// What is remembered of a prompt.
@@ -79,6 +82,7 @@ impl Routed {
         let (replica, address) = (chosen.id, chosen.address.clone());
         let recorded = record_new(shared, &decision);
         shared.link.charge(replica, decision.uncached_tokens(), now);
+        let probe = shared.link.probe_began(replica).then_some(replica);
         shared.link.publish(now);
         let prompt = known.ok().map(|known| PromptFacts::counted(shared, known, &decision));
         Ok(Self {
@@ -90,6 +94,7 @@ impl Routed {
             tokens_charged: true,
             recorded,
             served_elsewhere: false,
+            probe,
         })
     }
 
@@ -97,8 +102,56 @@ impl Routed {
         &self.decision
     }
 
+    /// Takes in what the response's head tells: who answered, and who did not.
+    pub fn responded(&mut self, shared: &mut Shared, status: u16) {
+        let address = host::property(&["upstream", "address"]).unwrap_or_default();
+        let details = host::property(&["response", "code_details"]).unwrap_or_default();
+        let attempts = host::number_property(&["upstream", "request_attempt_count"]);
+        let list: Vec<&str> =
+            self.decision.ranked.iter().map(|candidate| candidate.address.as_str()).collect();
+        let seen =
+            Seen { status, details: &details, attempts: attempts.unwrap_or(0), address: &address };
+        let found = Attempts::read(&list, &seen);
+        self.judge(shared, &found);
+        if found.answered.is_some() {
+            self.served_by(shared, &address);
+        }
+    }
+
+    /// Holds failures against those who failed, and takes back what a success disproves.
+    fn judge(&self, shared: &mut Shared, found: &Attempts<'_>) {
+        let Some(cluster) = self.cluster(shared) else { return };
+        let of = |shared: &Shared, address: &str| {
+            shared.link.table().by_address(&cluster, address).map(|replica| replica.id)
+        };
+        let now = host::now();
+        if !found.failed.is_empty() {
+            // Others may have told the same just now.
+            shared.link.refresh(now);
+        }
+        for failure in &found.failed {
+            let Some(replica) = of(shared, failure.address) else { continue };
+            meters::add(&metrics::STRIKES, &[failure.kind.as_str()], 1);
+            let (config, proof) = (&shared.config.passive_health, failure.kind.proof());
+            if shared.link.failed(config, replica, proof, self.began, now) {
+                meters::add(&metrics::SUSPENSIONS, &[], 1);
+            }
+        }
+        let answered = found.answered.filter(|_| found.is_success);
+        let answered = answered.and_then(|address| of(shared, address));
+        let restored =
+            answered.is_some_and(|replica| shared.link.succeeded(replica, self.began, now));
+        if restored || !found.failed.is_empty() {
+            shared.link.publish(now);
+        }
+    }
+
+    fn cluster(&self, shared: &Shared) -> Option<String> {
+        shared.link.table().by_id(self.replica).map(|replica| replica.cluster.clone())
+    }
+
     /// Notes who really served it: charge and blocks move there from the replica that was chosen.
-    pub fn served_by(&mut self, shared: &mut Shared, address: &str) {
+    fn served_by(&mut self, shared: &mut Shared, address: &str) {
         if address == self.address {
             return;
         }
@@ -109,6 +162,7 @@ impl Routed {
         let (now, uncached) = (host::now(), self.decision.uncached_tokens());
         shared.link.answer_began(self.replica, uncached);
         shared.link.release(self.replica);
+        self.end_probe(shared);
         self.take_back(shared);
         shared.link.charge(served, uncached, now);
         if let Some(chain) = &self.decision.chain {
@@ -148,6 +202,7 @@ impl Routed {
             shared.link.answer_began(self.replica, self.decision.uncached_tokens());
         }
         shared.link.release(self.replica);
+        self.end_probe(shared);
         // An engine that answers with an error has not computed the prompt. One whose client left
         // before any answer may have, and keeps what it has.
         if class.is_some() && status.is_some() {
@@ -157,6 +212,12 @@ impl Routed {
             self.learn(shared, feedback);
         }
         shared.link.publish(host::now());
+    }
+
+    fn end_probe(&mut self, shared: &mut Shared) {
+        if let Some(replica) = self.probe.take() {
+            shared.link.probe_ended(replica);
+        }
     }
 
     /// Takes back what was recorded of a request that its replica did not compute.

@@ -35,3 +35,5 @@ mod prefixes;
 mod requests;
 #[cfg(test)]
 mod start;
+#[cfg(test)]
+mod suspension;

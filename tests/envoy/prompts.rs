@@ -6,6 +6,7 @@ use std::net::SocketAddr;
 use std::time::Duration;
 use warmpath::charge::Charges;
 use warmpath::index::PrefixIndex;
+use warmpath::replicas::strikes::Strikes;
 use warmpath::replicas::{Health, Member, Moment, ReplicaTable};
 use warmpath::request::{self, Api};
 use warmpath::route::{self, PromptKnowledge, Question, RouteConfig, View};
@@ -69,7 +70,8 @@ pub fn cold_choice(chat: &Value, replicas: &[SocketAddr]) -> SocketAddr {
         |address: &SocketAddr| Member { address: address.to_string(), health: Health::Healthy };
     table.set_members("replicas", &replicas.iter().map(member).collect::<Vec<Member>>());
     let (index, charges) = (PrefixIndex::new(), Charges::default());
-    let view = View { table: &table, index: &index, charges: &charges, now: Moment(1) };
+    let (table, index, charges, strikes) = (&table, &index, &charges, &Strikes::default());
+    let view = View { table, index, charges, strikes, now: Moment(1) };
     let config = RouteConfig {
         cost: CostConfig::default(),
         tie_s: 0.005,

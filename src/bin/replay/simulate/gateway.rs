@@ -7,6 +7,7 @@ use warmpath::feedback;
 use warmpath::index::PrefixIndex;
 use warmpath::mock::engine::{EngineConfig, Load, RequestId};
 use warmpath::replicas::stats::Report;
+use warmpath::replicas::strikes::Strikes;
 use warmpath::replicas::{Health, Member, Moment, ReplicaId, ReplicaTable};
 use warmpath::route::{self, Decision, PromptKnowledge, Question, RouteConfig, View};
 use warmpath::tokens::blocks::{BlockSize, ChainSeed};
@@ -72,7 +73,9 @@ impl Gateway {
         now: Duration,
     ) -> Result<usize, String> {
         let now = moment(now);
-        let view = View { table: &self.table, index: &self.index, charges: &self.charges, now };
+        let strikes = Strikes::default();
+        let (table, index, charges) = (&self.table, &self.index, &self.charges);
+        let view = View { table, index, charges, strikes: &strikes, now };
         let question = Question {
             cluster: CLUSTER,
             model_names: &[],
