@@ -144,12 +144,13 @@ impl Gateway {
         line.unwrap_or("not in the access log").to_owned()
     }
 
-    /// Requests that went to no replica, by what the access log says of their end.
-    pub fn unsent(&self) -> BTreeMap<String, u64> {
+    /// How requests ended, by the access log's words: status, flags, details, and whether they went to a replica.
+    pub fn ends(&self) -> BTreeMap<String, u64> {
         let log = std::fs::read_to_string(self.texts.folder.join("access.log")).unwrap_or_default();
         let mut counts = BTreeMap::new();
-        for line in log.lines().filter(|line| line.contains(" attempts 0 ")) {
-            let words: Vec<&str> = line.split(' ').skip(1).take(3).collect();
+        for line in log.lines() {
+            let mut words: Vec<&str> = line.split(' ').skip(1).take(3).collect();
+            words.extend(line.contains(" attempts 0 ").then_some("unsent"));
             *counts.entry(words.join(" ")).or_default() += 1;
         }
         counts
@@ -267,18 +268,6 @@ impl Texts {
         base.replace(&format!("{of_admin}{admin}"), &format!("{of_admin}{admin_door}"));
         let route = "          route_config:\n            name: inference\n";
         base.replace(route, &format!("{}{route}", access_log(&folder.join("access.log"))));
-        // FIXME: the shipped file retries refused connections only, and keeps those of replicas that went silent.
-        if base.text().contains("retry_on: connect-failure,refused-stream,reset-before-request") {
-            base.replace(
-                "retry_on: connect-failure,refused-stream,reset-before-request",
-                "retry_on: connect-failure,refused-stream,reset,5xx",
-            );
-            base.replace("num_retries: 2", "num_retries: 3");
-            base.replace(
-                "    health_checks:\n    - timeout",
-                "    close_connections_on_host_health_failure: true\n    health_checks:\n    - timeout",
-            );
-        }
         let (wasm, prepared) = (files.wasm.clone(), files.prepared.clone());
         Self { base, wasm, prepared, folder: folder.to_owned() }
     }

@@ -1,17 +1,15 @@
-//! Clients: what they send, what they must get, and what each of them saw.
+//! Clients: how they send, and what each of them saw.
 //!
 //! A client sends one request at a time over a connection that it gives up after a few requests or seconds, as clients
 //! behind a balancer of connections do. It tries nothing a second time: what fails counts.
 
+use super::asks::{Kind, Source};
 use super::faults::Log;
-use super::fleet::SECOND_MODEL;
 use super::gateway::NUMBER_HEADER;
 use crate::client::{Answer, Ask, Connection};
-use crate::prompts::{chat, next_turn, streamed, words};
 use http_body_util::BodyExt as _;
 use hyper::Response;
 use hyper::body::Incoming;
-use serde_json::{Value, json};
 use std::collections::BTreeMap;
 use std::net::SocketAddr;
 use std::sync::atomic::{AtomicU64, Ordering};
@@ -19,43 +17,12 @@ use std::sync::{Mutex, PoisonError};
 use std::time::Duration;
 use tokio::io::AsyncWriteExt as _;
 use tokio::time::{Instant, sleep, timeout};
-use warmpath::mock::chance::Chance;
 
 /// A request that takes longer hangs: no fault lasts that long, nor do three in a row.
 const PATIENCE: Duration = Duration::from_secs(60);
 
 /// How long a client uses a connection: well under the time that an old listener leaves it.
 const CONNECTION_AGE: Duration = Duration::from_secs(4);
-
-/// What a client wants.
-#[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord)]
-pub enum Kind {
-    /// The next turn of a conversation.
-    Talk,
-    /// A prompt that shares nothing with any other.
-    Fresh,
-    /// A prompt for the model that is configured now and then.
-    Second,
-    /// A request without a body.
-    Get,
-    /// A body that the replica refuses.
-    Bad,
-    /// A body of megabytes.
-    Large,
-    /// The client leaves at some point.
-    Leave,
-}
-
-/// Of a hundred requests.
-const MIX: [(Kind, u64); 7] = [
-    (Kind::Talk, 46),
-    (Kind::Fresh, 14),
-    (Kind::Second, 6),
-    (Kind::Get, 8),
-    (Kind::Bad, 11),
-    (Kind::Large, 3),
-    (Kind::Leave, 12),
-];
 
 /// How a request ended, for its client.
 #[derive(Debug, Clone, PartialEq, Eq)]
@@ -130,12 +97,9 @@ impl Tally {
 /// One client.
 pub struct Client<'a> {
     address: SocketAddr,
-    chance: Chance,
+    source: Source,
     tally: &'a Tally,
     connection: Option<Open>,
-    talks: Vec<Value>,
-    /// Seeds of prompts, different from all other clients'.
-    next_seed: u64,
 }
 
 struct Open {
@@ -153,130 +117,29 @@ struct Began {
 
 impl<'a> Client<'a> {
     pub fn new(place: u64, seed: u64, address: SocketAddr, tally: &'a Tally) -> Self {
-        let chance = Chance::of_tokens(seed, &[7, u32::try_from(place).unwrap()]);
-        let next_seed = (place + 1) * 1_000_000;
-        Self { address, chance, tally, connection: None, talks: Vec::new(), next_seed }
+        Self { address, source: Source::new(place, seed), tally, connection: None }
     }
 
     /// Sends requests until `end`, `most` by all clients together.
     pub async fn run(mut self, end: Instant, most: u64) {
         while Instant::now() < end && self.tally.sent() < most {
-            let kind = self.draw_kind();
+            let kind = self.source.kind();
             let number = self.tally.next_number();
             match kind {
-                Kind::Talk => self.talk(number).await,
+                Kind::Talk => {
+                    let (at, ask) = self.source.talk();
+                    // What failed is tried again at the conversation's next turn, as users do.
+                    if let Some(answer) = self.exchange(number, kind, &ask, &[200]).await {
+                        self.source.answered(at, &answer);
+                    }
+                }
                 Kind::Leave => self.leave(number).await,
                 _ => {
-                    let (ask, statuses) = self.ask(kind);
-                    self.exchange(number, kind, &ask, &statuses).await;
+                    let (ask, statuses) = self.source.ask(kind);
+                    self.exchange(number, kind, &ask, statuses).await;
                 }
             }
-            sleep(Duration::from_millis(20 + self.chance.below(300))).await;
-        }
-    }
-
-    fn draw_kind(&mut self) -> Kind {
-        let mut drawn = self.chance.below(MIX.iter().map(|(_, weight)| weight).sum());
-        for (kind, weight) in MIX {
-            if drawn < weight {
-                return kind;
-            }
-            drawn -= weight;
-        }
-        Kind::Talk
-    }
-
-    fn seed(&mut self) -> u64 {
-        self.next_seed += 1;
-        self.next_seed
-    }
-
-    fn fresh(&mut self) -> Value {
-        let (seed, length) = (self.seed(), 20 + self.chance.below(600) as usize);
-        chat(seed, length, 2 + self.chance.below(24))
-    }
-
-    fn maybe_streamed(&mut self, body: &Value) -> Value {
-        if self.chance.below(5) < 3 { streamed(body) } else { body.clone() }
-    }
-
-    /// A request of its own, and the statuses that are right for it.
-    fn ask(&mut self, kind: Kind) -> (Ask, Vec<u16>) {
-        match kind {
-            Kind::Get => {
-                let path = ["/v1/models", "/version", "/load"][self.chance.below(3) as usize];
-                (Ask::get(path), vec![200])
-            }
-            Kind::Bad => self.bad(),
-            Kind::Large => self.large(),
-            Kind::Second => {
-                let mut body = self.fresh();
-                body["model"] = json!(SECOND_MODEL);
-                (Ask::chat(&self.maybe_streamed(&body)), vec![200])
-            }
-            _ => {
-                let body = self.fresh();
-                (Ask::chat(&self.maybe_streamed(&body)), vec![200])
-            }
-        }
-    }
-
-    fn bad(&mut self) -> (Ask, Vec<u16>) {
-        let chat = |body: &[u8]| Ask::post("/v1/chat/completions", body);
-        let good = self.fresh().to_string();
-        let ask = match self.chance.below(9) {
-            0 => chat(b""),
-            1 => chat(b"{\"model\": \"qwen3\", \"messages\""),
-            2 => chat(b"[1, 2]"),
-            3 => chat(b"{\"model\": \"qwen3\", \"messages\": null}"),
-            4 => chat(b"{\"model\": \"nobody\", \"messages\": [{\"role\": \"user\", \"content\": \"a\"}]}"),
-            5 => chat(good.as_bytes()).header("content-type", "text/plain"),
-            6 => chat(b"\xff\xfe{\"model\": \"qwen3\"}").chunked(3),
-            7 => chat(b"\x1f\x8b\x08\0garbage").header("content-encoding", "gzip"),
-            _ => Ask::completion(&json!({"model": "qwen3", "prompt": {"a": 1}})),
-        };
-        (ask, vec![400, 404, 415, 422])
-    }
-
-    fn large(&mut self) -> (Ask, Vec<u16>) {
-        let body = self.fresh();
-        let megabytes = 1 + self.chance.below(6) as usize;
-        match self.chance.below(3) {
-            // Longer than the replica takes: it says so.
-            0 => {
-                let long = chat(self.seed(), 60_000, 4);
-                (Ask::chat(&long), vec![400])
-            }
-            // Longer than the filter holds, from four megabytes on; all that Envoy keeps for a retry.
-            1 => {
-                let padded = format!("{body}{}", " ".repeat(megabytes << 20));
-                (Ask::post("/v1/chat/completions", padded), vec![200])
-            }
-            _ => {
-                let padded = format!("{body}{}", " ".repeat(megabytes << 20));
-                (Ask::post("/v1/chat/completions", padded).chunked(1 << 17), vec![200])
-            }
-        }
-    }
-
-    async fn talk(&mut self, number: u64) {
-        if self.talks.len() < 3 {
-            let (seed, length) = (self.seed(), 100 + self.chance.below(500) as usize);
-            self.talks.push(chat(seed, length, 4 + self.chance.below(40)));
-        }
-        let at = self.chance.below(self.talks.len() as u64) as usize;
-        let talk = self.talks[at].clone();
-        let body = self.maybe_streamed(&talk);
-        let answer = self.exchange(number, Kind::Talk, &Ask::chat(&body), &[200]).await;
-        let turns = talk["messages"].as_array().map_or(0, Vec::len);
-        match answer {
-            Some(answer) if turns < 12 => {
-                let question = words(self.seed(), 10 + self.chance.below(60) as usize);
-                self.talks[at] = next_turn(&talk, &answer.text(), &question);
-            }
-            // Users try again what failed.
-            None => (),
-            Some(_) => drop(self.talks.swap_remove(at)),
+            sleep(Duration::from_millis(20 + self.source.chance.below(300))).await;
         }
     }
 
@@ -288,13 +151,13 @@ impl<'a> Client<'a> {
         {
             return Ok(open);
         }
-        let (opened, kind) = if self.chance.below(4) == 0 {
+        let (opened, kind) = if self.source.chance.below(4) == 0 {
             (Connection::try_open_http2(self.address).await, "h2")
         } else {
             (Connection::try_open(self.address).await, "h1")
         };
         let connection = opened.map_err(|error| format!("connecting: {error}"))?;
-        let left = 1 + self.chance.below(6);
+        let left = 1 + self.source.chance.below(6);
         Ok(Open { connection, since: Instant::now(), left, kind })
     }
 
@@ -346,13 +209,11 @@ impl<'a> Client<'a> {
     async fn leave(&mut self, number: u64) {
         let start = Instant::now();
         let mut began = Began { at: None, place: None };
-        let mut body = self.fresh();
-        body["max_tokens"] = json!(200);
-        let ask = Ask::chat(&streamed(&body)).header(NUMBER_HEADER, number.to_string());
-        let end = match self.chance.below(3) {
+        let ask = self.source.long_stream().header(NUMBER_HEADER, number.to_string());
+        let end = match self.source.chance.below(3) {
             0 => self.leave_within_the_body(&ask).await,
             phase => {
-                let wait = Duration::from_millis(self.chance.below(60));
+                let wait = Duration::from_millis(self.source.chance.below(60));
                 self.leave_while_answered(&ask, (phase == 1).then_some(wait), &mut began).await
             }
         };
@@ -372,7 +233,7 @@ impl<'a> Client<'a> {
             head.push_str(&format!("{name}: {}\r\n", String::from_utf8_lossy(value)));
         }
         head.push_str("\r\n");
-        let part = self.chance.below(ask.body.len() as u64) as usize;
+        let part = self.source.chance.below(ask.body.len() as u64) as usize;
         let sent = async {
             stream.write_all(head.as_bytes()).await?;
             stream.write_all(&ask.body[..part]).await
@@ -380,7 +241,7 @@ impl<'a> Client<'a> {
         if let Err(error) = sent.await {
             return End::None(error.to_string());
         }
-        sleep(Duration::from_millis(self.chance.below(100))).await;
+        sleep(Duration::from_millis(self.source.chance.below(100))).await;
         End::Left
     }
 

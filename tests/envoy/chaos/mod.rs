@@ -25,6 +25,7 @@
 //!    other rules hold.
 //! 6. Envoy's memory does not grow: [`report`] has the tolerance. Runs too short for every fault to have come are not judged by it.
 
+mod asks;
 mod faults;
 mod fleet;
 mod gateway;

@@ -154,7 +154,13 @@ pub async fn text(
         let _ = writeln!(text, "  {error}");
     }
     let scrape = gateway.rig.scrape().await;
-    let _ = writeln!(text, "requests that went to no replica: {}", listed(&gateway.unsent()));
+    let ends = gateway.ends();
+    let _ = writeln!(
+        text,
+        "in the access log: {}, of which {}",
+        ends.values().sum::<u64>(),
+        listed(&ends)
+    );
     text.push_str(&counters(&scrape));
     for (name, value) in gateway.rig.plain_stats("vm_reload|v8.active|v8.created").await {
         let _ = writeln!(text, "{name}: {value}");
