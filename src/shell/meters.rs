@@ -3,7 +3,8 @@
 //! Names and kinds are [`crate::metrics`]'s, sums are Envoy's: only ids are kept here.
 
 use super::host;
-use crate::metrics::{Kind, Metric};
+use crate::metrics::{self, Kind, Metric};
+use crate::route::Reason;
 use hashbrown::HashMap;
 use proxy_wasm::types::MetricType;
 use std::cell::RefCell;
@@ -15,6 +16,21 @@ const MAX_SERIES: usize = 8192;
 thread_local! {
     /// Envoy makes a new id at every definition, so all roots of a VM share theirs.
     static SERIES: RefCell<HashMap<String, Option<u32>>> = RefCell::default();
+}
+
+/// Defines the counters that have no label, and the one of reasons, before anything counts.
+///
+/// A rate over them then has a beginning. And Envoy drops a series with the last VM that defined it: when another build
+/// of the filter takes over, the counts go on only if its VMs define them while the old ones still live.
+pub fn show_counters() {
+    for metric in metrics::ALL {
+        if metric.kind == Kind::Counter && metric.labels.is_empty() {
+            add(metric, &[], 0);
+        }
+    }
+    for reason in Reason::ALL {
+        add(&metrics::REQUESTS, &[reason.as_str()], 0);
+    }
 }
 
 /// Adds to a counter.

@@ -27,6 +27,7 @@ pub struct Shared {
     poller: Poller,
     pub has_traffic: bool,
     pub streams: u64,
+    has_ticked: bool,
 }
 
 impl Shared {
@@ -35,11 +36,15 @@ impl Shared {
         let link = link::link(&config);
         let models = Models::new(&config, link.vm());
         let poller = Poller::new(Rc::clone(&config), link.vm());
-        Self { config, link, models, poller, has_traffic: false, streams: 0 }
+        Self { config, link, models, poller, has_traffic: false, streams: 0, has_ticked: false }
     }
 
     fn tick(&mut self) {
         let now = host::now();
+        // Not in `on_configure`: what a VM that is thrown away defines goes with it.
+        if !std::mem::replace(&mut self.has_ticked, true) {
+            meters::show_counters();
+        }
         self.link.tick(now);
         self.poller.tick(&mut self.link, now, self.has_traffic);
         // The leader is the main thread's VM as a rule, which routes nothing and so needs no

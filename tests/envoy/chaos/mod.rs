@@ -62,6 +62,9 @@ const LONG_ENOUGH: Duration = Duration::from_secs(300);
 /// Until all is well again after the last fault.
 const SETTLING: Duration = Duration::from_secs(60);
 
+/// Looks, five a second, that must find all well: what a leader leaves behind is gone sooner.
+const LOOKS_IN_A_ROW: u32 = 12;
+
 /// What a run is to be.
 struct Wish {
     seed: u64,
@@ -194,12 +197,12 @@ async fn wait_until_well(gateway: &Gateway) {
         .await;
 }
 
-/// Waits until nothing is under way, all replicas are well, and old listeners are gone. A suspended replica is tried with
-/// requests only, so there must be some.
+/// Waits until nothing is under way, all replicas are well, and old listeners are gone: for some time, since a gauge
+/// tells what its last leader saw. A suspended replica is tried with requests only, so there must be some.
 async fn settle(gateway: &Gateway) -> Result<(), String> {
     let end = Instant::now() + SETTLING;
-    let mut probes = 0;
-    loop {
+    let (mut well, mut probes) = (0, 0);
+    while well < LOOKS_IN_A_ROW {
         let scrape = gateway.rig.scrape().await;
         let draining = gateway.stat("listener_manager.total_filter_chains_draining").await
             + gateway.stat("listener_manager.total_listeners_draining").await;
@@ -208,13 +211,11 @@ async fn settle(gateway: &Gateway) -> Result<(), String> {
         let healthy = scrape.sum("warmpath_replicas", &[("health", "healthy")]);
         let ready = scrape.sum("warmpath_vms", &[("state", "ready")]);
         let suspended = scrape.sum("warmpath_replica_suspended", &[]);
-        if [draining, in_flight, unfinished, suspended] == [0.0; 4]
+        let is_well = [draining, in_flight, unfinished, suspended] == [0.0; 4]
             && healthy == REPLICAS as f64
-            && ready >= WORKERS as f64
-        {
-            return Ok(());
-        }
-        if Instant::now() >= end {
+            && ready >= WORKERS as f64;
+        well = if is_well { well + 1 } else { 0 };
+        if !is_well && Instant::now() >= end {
             return Err(format!(
                 "not settled: {draining} draining, {in_flight} in flight with {unfinished} tokens, {healthy} \
                  replicas healthy, {suspended} suspended, {ready} VMs ready"
@@ -226,6 +227,7 @@ async fn settle(gateway: &Gateway) -> Result<(), String> {
         }
         sleep(Duration::from_millis(200)).await;
     }
+    Ok(())
 }
 
 /// What is wrong after all is over.
