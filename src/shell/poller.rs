@@ -10,7 +10,7 @@
 use super::link::{self, Link, SharedLease};
 use super::{ROUTING_HEADER, host, meters};
 use crate::config::{Config, Membership, PollConfig};
-use crate::metrics::{self, Kind};
+use crate::metrics;
 use crate::replicas::schedule::{Pace, Question, Schedule};
 use crate::replicas::stats::{self, Report};
 use crate::replicas::{Health, Member, Moment, ReplicaId, ReplicaTable, clusters, models};
@@ -156,7 +156,6 @@ impl Poller {
             self.dirty = true;
             self.calls.clear();
             self.set_static_members();
-            show_counters();
         }
         self.leading = confirmed;
         let Some(epoch) = self.leading else { return };
@@ -465,15 +464,5 @@ impl Poller {
             }
         }
         self.reported = now;
-    }
-}
-
-/// Makes the counters without labels visible before the first time they count, so that a rate over
-/// them has a beginning.
-fn show_counters() {
-    for metric in metrics::ALL {
-        if metric.kind == Kind::Counter && metric.labels.is_empty() {
-            meters::add(metric, &[], 0);
-        }
     }
 }

@@ -43,6 +43,7 @@ pub struct Shared {
     pub queue: Queue,
     /// When heartbeats and all that comes with them are due, whichever root's tick it is.
     due: Moment,
+    has_ticked: bool,
 }
 
 impl Shared {
@@ -79,6 +80,7 @@ impl Shared {
             streams: 0,
             queue: Queue::default(),
             due: Moment::default(),
+            has_ticked: false,
         }
     }
 
@@ -95,6 +97,10 @@ impl Shared {
     }
 
     fn beat(&mut self, now: Moment) {
+        // Not in `on_configure`: what a VM that is thrown away defines goes with it.
+        if !std::mem::replace(&mut self.has_ticked, true) {
+            meters::show_counters();
+        }
         self.link.tick(now);
         self.poller.tick(&mut self.link, now, self.has_traffic);
         // The leader is the main thread's VM as a rule, which routes nothing and so needs no

@@ -275,17 +275,38 @@ impl Rig {
         }
         write_parts(&config, &folder, 0, |_| true);
         let envoy = spawn(files, workers, &config, folder);
+        Self::around(envoy, workers, [inference, admin], replicas, config)
+    }
+
+    fn around(
+        envoy: Envoy,
+        workers: usize,
+        [inference, admin]: [u16; 2],
+        replicas: Vec<Handle>,
+        config: Config,
+    ) -> Self {
         let local = |port| SocketAddr::from(([127, 0, 0, 1], port));
-        Self {
-            workers,
-            replicas,
-            address: local(inference),
-            config,
-            admin: local(admin),
-            envoy,
-            vms_created: 0.0,
-            pushes: 0,
-        }
+        let (address, admin) = (local(inference), local(admin));
+        Self { workers, replicas, address, config, admin, envoy, vms_created: 0.0, pushes: 0 }
+    }
+
+    /// Starts Envoy by a configuration that is complete, with replicas that are not the rig's, and waits for its listeners.
+    pub async fn of_config(
+        files: &Files,
+        workers: usize,
+        config: Config,
+        ports: [u16; 2],
+        folder: PathBuf,
+    ) -> Self {
+        let envoy = spawn(files, workers, &config, folder);
+        let mut rig = Self::around(envoy, workers, ports, Vec::new(), config);
+        rig.wait_for_listeners().await;
+        rig
+    }
+
+    /// Envoy's process.
+    pub fn pid(&self) -> u32 {
+        self.envoy.process.id()
     }
 
     /// From here on no VM may be made anew.

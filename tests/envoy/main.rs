@@ -28,6 +28,8 @@ mod traffic;
 #[cfg(test)]
 mod budget;
 #[cfg(test)]
+mod chaos;
+#[cfg(test)]
 mod deployments;
 #[cfg(test)]
 mod failures;

@@ -147,6 +147,26 @@ impl Config {
         self.text.replace_range(head..end, &format!("{}\n", Value::from(plugin)));
     }
 
+    /// Takes the inference listener out, to come from this file instead, and returns what belongs there.
+    pub fn take_listener(&mut self, file: &Path) -> String {
+        let start = self.text.find("  - name: inference\n").expect("the listener");
+        let end = self.text.find("  # The prepared files, served").expect("the next listener");
+        let listener: String = self.text[start..end]
+            .split_inclusive('\n')
+            .map(|line| line.strip_prefix("  ").unwrap_or(line))
+            .collect();
+        self.text.replace_range(start..end, "");
+        let lds = format!(
+            "dynamic_resources:\n  lds_config: {{resource_api_version: V3, path_config_source: {{path: {}}}}}\n\n\
+             static_resources:\n",
+            file.display()
+        );
+        self.replace("static_resources:\n", &lds);
+        let kind = "\"@type\": type.googleapis.com/envoy.config.listener.v3.Listener";
+        let body = listener.strip_prefix("- ").unwrap_or_default();
+        format!("resources:\n- {kind}\n  {body}")
+    }
+
     /// Lets a cluster's endpoints come from a file that is watched.
     pub fn set_eds(&mut self, cluster: &str, file: &Path) {
         let head = format!("  - name: {cluster}\n    type: STATIC\n");
