@@ -10,6 +10,7 @@ use crate::route::{Decision, View};
 use crate::share::lease;
 use crate::share::link::LinkConfig;
 use crate::share::store::Store;
+use std::cell::Cell;
 use std::time::Duration;
 
 /// Envoy's shared data.
@@ -32,6 +33,11 @@ pub type Link = crate::share::link::Link<SharedData>;
 /// A lease in Envoy's shared data.
 pub type SharedLease = lease::SharedLease<SharedData>;
 
+thread_local! {
+    /// Statics are a VM's own, so this tells VMs apart whatever they are configured with.
+    static INSTANCE: Cell<u64> = Cell::new(host::unique_number());
+}
+
 /// A link for a configuration.
 pub fn link(config: &Config) -> Link {
     let link = LinkConfig {
@@ -39,12 +45,12 @@ pub fn link(config: &Config) -> Link {
         recent_half_life: config.route.cost.recent_half_life,
         default_capacity_blocks: config.default_capacity_blocks,
     };
-    Link::new(SharedData, link, host::unique_number())
+    Link::new(SharedData, link, host::unique_number(), INSTANCE.get())
 }
 
-/// A lease of a configuration.
-pub fn lease(name: &str, config: &Config, vm: u64, term: Duration) -> SharedLease {
-    SharedLease::new(SharedData, name, config.fingerprint(), vm, term)
+/// A lease for all with this fingerprint.
+pub fn lease(name: &str, fingerprint: u64, vm: u64, term: Duration) -> SharedLease {
+    SharedLease::new(SharedData, name, fingerprint, vm, term)
 }
 
 impl Link {
@@ -62,5 +68,17 @@ impl Link {
         meters::add(&metrics::LOG_LAPPED, &[], counts.lapped);
         meters::add(&metrics::LOG_ORPHANED, &[], counts.orphaned);
         meters::add(&metrics::HOST_ERRORS, &[], counts.refused);
+        let snapshots = counts.snapshots;
+        for (result, count) in [
+            ("written", snapshots.written),
+            ("cut", snapshots.cut),
+            ("abandoned", snapshots.abandoned),
+            ("taken", snapshots.taken),
+            ("torn", snapshots.torn),
+        ] {
+            if count > 0 {
+                meters::add(&metrics::SNAPSHOTS, &[result], count);
+            }
+        }
     }
 }

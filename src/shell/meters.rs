@@ -31,6 +31,15 @@ pub fn record(metric: &Metric, labels: &[&str], value: u64) {
     }
 }
 
+/// Sets a gauge to 0, if this VM ever set it.
+pub fn clear(metric: &Metric, labels: &[&str]) {
+    let name = metric.envoy_name(labels);
+    let known = SERIES.with(|series| series.try_borrow().ok()?.get(&name).copied().flatten());
+    if let Some(id) = known {
+        host::record_metric(id, 0);
+    }
+}
+
 fn id(metric: &Metric, labels: &[&str]) -> Option<u32> {
     let name = metric.envoy_name(labels);
     SERIES.with(|series| {

@@ -4,6 +4,7 @@
 //! through [`host`], which never panics; what fails is counted and skipped, and the request goes
 //! on. Decisions, formats and protocols are the core's; nothing here weighs or encodes anything.
 
+mod gauges;
 mod host;
 mod http;
 mod link;
@@ -12,6 +13,7 @@ mod models;
 mod poller;
 mod root;
 mod routed;
+mod seat;
 mod wasi;
 
 use root::Root;

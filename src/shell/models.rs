@@ -33,6 +33,9 @@ const RETRY_AFTER: Duration = Duration::from_secs(5);
 /// last step begins before the limit and ends behind it.
 const TICK_BUDGET: Duration = Duration::from_millis(25);
 
+/// What is loaded costs the same whoever asks for it, so all wait for one turn.
+const ALL_CONFIGURATIONS: u64 = 0;
+
 type Loaded = HashMap<(String, String), Weak<Model>>;
 
 thread_local! {
@@ -71,7 +74,7 @@ impl Models {
         };
         Self {
             entries: config.models.iter().map(entry).collect(),
-            turn: link::lease("loading", config, vm, TURN_TERM),
+            turn: link::lease("loading", ALL_CONFIGURATIONS, vm, TURN_TERM),
             has_turn: false,
         }
     }
@@ -100,7 +103,7 @@ impl Models {
             self.give_up_turn(now);
             return;
         };
-        if self.turn.hold(now, Duration::ZERO).is_none() {
+        if self.turn.hold(now, Duration::ZERO, 0).is_none() {
             self.has_turn = false;
             return;
         }

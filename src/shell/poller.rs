@@ -7,12 +7,15 @@
 //! It does not choose replicas, and a replica that fails to answer is not taken for dead: only
 //! Envoy's membership and health verdicts count.
 
+use super::gauges::Gauges;
 use super::link::{self, Link, SharedLease};
+use super::seat::Seat;
 use super::{ROUTING_HEADER, host, meters};
 use crate::config::{Config, Membership};
 use crate::metrics::{self, Kind};
 use crate::replicas::stats::Report;
 use crate::replicas::{Health, Member, Moment, ReplicaId, ReplicaTable, clusters, models};
+use crate::share::table::Refusal;
 use hashbrown::{HashMap, HashSet};
 use std::rc::Rc;
 use std::time::Duration;
@@ -36,6 +39,10 @@ const MAX_CALLS_PER_TICK: usize = 32;
 
 /// An answer larger than this is not read: Envoy's admin has 700 bytes a host.
 const MAX_ANSWER_BYTES: usize = 8 << 20;
+
+/// A table is published this often even if nothing changed: a VM that was creating the key when
+/// it was first written may have emptied it. Longer, and a new VM waits that long to route.
+const PUBLISH_INTERVAL: Duration = Duration::from_secs(1);
 
 #[derive(Debug, Clone, PartialEq, Eq)]
 enum Call {
@@ -65,6 +72,7 @@ struct Due {
 /// See the module.
 pub struct Poller {
     config: Rc<Config>,
+    seat: Rc<Seat>,
     lease: SharedLease,
     /// The epoch held at the last tick.
     held: Option<u64>,
@@ -72,32 +80,38 @@ pub struct Poller {
     leading: Option<u64>,
     table: ReplicaTable,
     dirty: bool,
+    publish_due: Moment,
+    /// Lease epochs up to this one are another VM's.
+    taken: u64,
     calls: HashMap<u32, Call>,
     admin_due: Moment,
     due: HashMap<ReplicaId, Due>,
     /// Members that found no place, by cluster.
     unplaced: HashMap<String, usize>,
-    /// Replicas whose gauges were set by this leader.
-    reported: Vec<String>,
+    gauges: Gauges,
     /// Clusters that have been complained of: once is enough for the log, the rest is counted.
     complained_of: HashSet<String>,
 }
 
 impl Poller {
-    pub fn new(config: Rc<Config>, vm: u64) -> Self {
-        let lease = link::lease("lease", &config, vm, LEASE_TERM);
+    pub fn new(config: Rc<Config>, seat: Rc<Seat>, vm: u64) -> Self {
+        let lease = link::lease("lease", config.fingerprint(), vm, LEASE_TERM);
+        let gauges = Gauges::new(Rc::clone(&config), Rc::clone(&seat));
         Self {
             config,
+            seat,
             lease,
             held: None,
             leading: None,
             table: ReplicaTable::default(),
             dirty: false,
+            publish_due: Moment::default(),
+            taken: 0,
             calls: HashMap::new(),
             admin_due: Moment::default(),
             due: HashMap::new(),
             unplaced: HashMap::new(),
-            reported: Vec::new(),
+            gauges,
             complained_of: HashSet::new(),
         }
     }
@@ -109,25 +123,71 @@ impl Poller {
 
     /// Holds the lease if it may, and if so asks who is due and publishes what changed.
     pub fn tick(&mut self, link: &mut Link, now: Moment, has_traffic: bool) {
+        if !self.seat.may_lead() {
+            // A newer configuration of this VM goes on with the same replicas.
+            self.give_up(now);
+            return;
+        }
         let grace = if has_traffic { LEASE_GRACE } else { Duration::ZERO };
-        let held = self.lease.hold(now, grace);
+        let held = self.lease.hold(now, grace, self.taken);
+        if held.is_some() && held != self.held {
+            link.prepare_table();
+        }
         let confirmed = held.filter(|_| held == self.held);
         self.held = held;
-        if confirmed.is_some() && self.leading.is_none() {
-            // Goes on from what the last leader knew.
-            self.table = link.table().clone();
+        let led = self.leading.take();
+        let Some(epoch) = confirmed else { return };
+        if let Err(refusal) = self.lead(link, epoch, led, now) {
+            if let Refusal::Superseded(epoch) = refusal {
+                self.taken = epoch;
+            }
+            return;
+        }
+        self.leading = confirmed;
+        self.gauges.report(link, &self.table, &self.unplaced, now);
+    }
+
+    fn give_up(&mut self, now: Moment) {
+        if self.held.take().is_some() {
+            self.lease.give_up(now);
+        }
+        self.leading = None;
+    }
+
+    /// The root ends, and has left its seat.
+    pub fn end(&mut self, now: Moment) {
+        self.give_up(now);
+        self.gauges.end();
+    }
+
+    /// A leader's tick. An error ends its term: it may begin another.
+    fn lead(
+        &mut self,
+        link: &mut Link,
+        epoch: u64,
+        led: Option<u64>,
+        now: Moment,
+    ) -> Result<(), Refusal> {
+        if led != Some(epoch) {
+            self.table = link.adopt_table(epoch)?;
+            self.gauges.take_over(&self.table);
             self.dirty = true;
             self.calls.clear();
             self.set_static_members();
             show_counters();
         }
-        self.leading = confirmed;
-        let Some(epoch) = self.leading else { return };
         self.ask(link, now);
-        if self.dirty {
-            self.dirty = !link.publish_table(epoch, &self.table);
+        if self.dirty || now >= self.publish_due {
+            match link.publish_table(epoch, &self.table) {
+                Ok(()) => {
+                    self.dirty = false;
+                    self.publish_due = now.plus(PUBLISH_INTERVAL);
+                }
+                Err(Refusal::Raced) => self.dirty = true,
+                Err(superseded) => return Err(superseded),
+            }
         }
-        self.report(link, now);
+        Ok(())
     }
 
     fn set_static_members(&mut self) {
@@ -295,75 +355,6 @@ impl Poller {
             self.table.set_models(id.slot, models);
         }
         true
-    }
-
-    /// Sets the gauges that speak of the whole Envoy.
-    fn report(&mut self, link: &Link, now: Moment) {
-        self.clear_gone();
-        let unplaced: usize = self.unplaced.values().sum();
-        meters::record(&metrics::UNPLACED_REPLICAS, &[], unplaced as u64);
-        let (alive, ready) = link.count_vms();
-        meters::record(&metrics::VMS, &["all"], alive);
-        meters::record(&metrics::VMS, &["ready"], ready);
-        for cluster in &self.config.clusters {
-            for (health, label) in [
-                (Health::Healthy, "healthy"),
-                (Health::Unhealthy, "unhealthy"),
-                (Health::Draining, "draining"),
-            ] {
-                let replicas = self.table.in_cluster(&cluster.name);
-                let count = replicas.filter(|replica| replica.health == health).count();
-                meters::record(&metrics::REPLICAS, &[&cluster.name, label], count as u64);
-            }
-        }
-        let (charges, strikes) = (link.all_charges(now), link.all_strikes());
-        for replica in self.table.iter() {
-            let address = [replica.address.as_str()];
-            let charge = charges.of(replica.id);
-            meters::record(&metrics::REPLICA_IN_FLIGHT, &address, charge.requests.into());
-            meters::record(&metrics::REPLICA_UNFINISHED, &address, charge.unfinished_tokens);
-            let suspended = strikes.of(replica.id).is_suspended();
-            meters::record(&metrics::REPLICA_SUSPENDED, &address, suspended.into());
-            let held = link.index().held_blocks(replica.id) as u64;
-            meters::record(&metrics::REPLICA_SHADOW, &address, held);
-            let capacity = link.capacity(replica.id) as u64;
-            meters::record(&metrics::REPLICA_CAPACITY, &address, capacity);
-            if let Some(load) = replica.load {
-                meters::record(&metrics::REPLICA_RUNNING, &address, load.running.into());
-                meters::record(&metrics::REPLICA_WAITING, &address, load.waiting.into());
-                let age = now.since(load.at).as_millis();
-                let age = u64::try_from(age).unwrap_or(u64::MAX);
-                meters::record(&metrics::REPLICA_REPORT_AGE, &address, age);
-                if let Some(usage) = load.kv_usage {
-                    meters::record(&metrics::REPLICA_KV_USAGE, &address, (usage * 100.0) as u64);
-                }
-            }
-        }
-    }
-
-    /// Envoy keeps a gauge's last value for good: without this a replica that left in the middle
-    /// of its work would be shown at work for ever.
-    fn clear_gone(&mut self) {
-        let now: Vec<String> = self.table.iter().map(|replica| replica.address.clone()).collect();
-        if now == self.reported {
-            return;
-        }
-        for address in self.reported.iter().filter(|address| !now.contains(address)) {
-            for gauge in [
-                &metrics::REPLICA_IN_FLIGHT,
-                &metrics::REPLICA_UNFINISHED,
-                &metrics::REPLICA_SUSPENDED,
-                &metrics::REPLICA_SHADOW,
-                &metrics::REPLICA_CAPACITY,
-                &metrics::REPLICA_RUNNING,
-                &metrics::REPLICA_WAITING,
-                &metrics::REPLICA_REPORT_AGE,
-                &metrics::REPLICA_KV_USAGE,
-            ] {
-                meters::record(gauge, &[address], 0);
-            }
-        }
-        self.reported = now;
     }
 }
 

@@ -6,6 +6,7 @@ use super::http::Stream;
 use super::link::{self, Link};
 use super::models::Models;
 use super::poller::Poller;
+use super::seat::Seat;
 use super::{host, meters};
 use crate::config::Config;
 use crate::metrics;
@@ -25,6 +26,10 @@ pub struct Shared {
     pub link: Link,
     pub models: Models,
     poller: Poller,
+    seat: Rc<Seat>,
+    /// The slot under which this VM's memory was last told.
+    told_memory: Option<u32>,
+    has_ended: bool,
     pub has_traffic: bool,
     pub streams: u64,
 }
@@ -32,15 +37,32 @@ pub struct Shared {
 impl Shared {
     fn new(config: Config) -> Self {
         let config = Rc::new(config);
+        let seat = Rc::new(Seat::new(&config));
         let link = link::link(&config);
         let models = Models::new(&config, link.vm());
-        let poller = Poller::new(Rc::clone(&config), link.vm());
-        Self { config, link, models, poller, has_traffic: false, streams: 0 }
+        let poller = Poller::new(Rc::clone(&config), Rc::clone(&seat), link.vm());
+        Self {
+            config,
+            link,
+            models,
+            poller,
+            seat,
+            told_memory: None,
+            has_ended: false,
+            has_traffic: false,
+            streams: 0,
+        }
     }
 
     fn tick(&mut self) {
+        if self.has_ended {
+            return;
+        }
         let now = host::now();
+        self.has_traffic = Seat::vm_has_traffic(self.has_traffic);
+        self.link.set_traits(self.models.all_ready(), self.has_traffic);
         self.link.tick(now);
+        self.link.count();
         self.poller.tick(&mut self.link, now, self.has_traffic);
         // The leader is the main thread's VM as a rule, which routes nothing and so needs no
         // tokenizer: it is some tens of megabytes.
@@ -49,11 +71,30 @@ impl Shared {
         } else {
             self.models.give_up_turn(now);
         }
-        self.link.set_ready(self.models.all_ready());
-        self.link.count();
-        if let Some(slot) = self.link.slot() {
+        self.tell_memory(self.link.slot().filter(|_| self.seat.is_newest()));
+    }
+
+    /// Of a VM's roots one tells its memory, under its own slot.
+    fn tell_memory(&mut self, slot: Option<u32>) {
+        if let Some(told) = self.told_memory.filter(|told| slot != Some(*told)) {
+            meters::clear(&metrics::VM_MEMORY, &[&told.to_string()]);
+        }
+        if let Some(slot) = slot {
             meters::record(&metrics::VM_MEMORY, &[&slot.to_string()], host::memory_bytes());
         }
+        self.told_memory = slot;
+    }
+
+    /// Envoy is done with this configuration: leaves to others what it did for them.
+    fn end(&mut self) {
+        let now = host::now();
+        self.has_ended = true;
+        self.seat.leave();
+        self.poller.end(now);
+        self.models.give_up_turn(now);
+        self.tell_memory(None);
+        self.link.leave();
+        self.link.count();
     }
 }
 
@@ -64,6 +105,14 @@ pub struct Root {
 }
 
 impl Context for Root {
+    fn on_done(&mut self) -> bool {
+        let shared = self.shared.as_ref().and_then(|shared| shared.try_borrow_mut().ok());
+        if let Some(mut shared) = shared {
+            shared.end();
+        }
+        true
+    }
+
     fn on_http_call_response(
         &mut self,
         token: u32,
