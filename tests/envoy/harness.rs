@@ -197,6 +197,8 @@ pub struct Rig {
     admin: SocketAddr,
     envoy: Envoy,
     vms_created: f64,
+    /// The listener's file and what is in it, where it comes from one.
+    listener: Option<(PathBuf, String)>,
 }
 
 impl Rig {
@@ -243,6 +245,7 @@ impl Rig {
             admin: local(admin),
             envoy,
             vms_created: 0.0,
+            listener: config.files().1,
         };
         rig.wait_for_listeners().await;
         if !early {
@@ -423,6 +426,45 @@ impl Rig {
         all.filter(|seen| has_header(seen, "x-forwarded-proto")).collect()
     }
 
+    /// Changes every line of the listener's file that contains `of`, and waits until Envoy has taken it.
+    pub async fn change_listener(&mut self, of: &str, change: impl Fn(&str) -> String) {
+        let updates = self.listener_updates().await;
+        let (path, text) = self.listener.as_mut().expect("a listener from a file");
+        assert!(text.contains(of), "the listener has no {of:?}");
+        let lines = text.lines().map(|line| match line.contains(of) {
+            true => change(line),
+            false => line.to_owned(),
+        });
+        *text = lines.collect::<Vec<String>>().join("\n") + "\n";
+        let new = path.with_extension("new");
+        std::fs::write(&new, &*text).unwrap();
+        std::fs::rename(&new, &*path).unwrap();
+        let end = Instant::now() + PATIENCE;
+        while self.listener_updates().await == updates {
+            assert!(Instant::now() < end, "Envoy does not take the new listener");
+            sleep(LOOK).await;
+        }
+    }
+
+    async fn listener_updates(&self) -> f64 {
+        let stats = self.plain_stats("listener_manager.lds.update_success").await;
+        stats.iter().map(|(_, value)| value).sum()
+    }
+
+    /// Memory of the Envoy process.
+    pub fn resident_bytes(&self) -> u64 {
+        let path = format!("/proc/{}/statm", self.envoy.process.id());
+        let statm = std::fs::read_to_string(path).unwrap_or_default();
+        let pages = statm.split(' ').nth(1).and_then(|pages| pages.parse::<u64>().ok());
+        pages.unwrap_or_default() * 4096
+    }
+
+    /// As [`Self::finish`], where VMs were made on purpose.
+    pub async fn finish_with_new_vms(mut self) {
+        self.vms_created = self.vms_created().await;
+        self.finish().await;
+    }
+
     /// What a test must find at its end whatever it did: nothing in flight, no VM lost, no failed host call.
     pub async fn finish(mut self) {
         self.eventually("nothing in flight", |scrape| {
@@ -461,13 +503,18 @@ pub async fn until(what: &str, holds: impl Fn() -> bool) {
 
 fn spawn(files: &Files, workers: usize, config: &Config, folder: PathBuf) -> Envoy {
     let path = folder.join("envoy.yaml");
-    std::fs::write(&path, config.text()).unwrap();
+    let (bootstrap, listener) = config.files();
+    std::fs::write(&path, bootstrap).unwrap();
+    if let Some((path, text)) = listener {
+        std::fs::write(path, text).unwrap();
+    }
     let log = std::fs::File::create(folder.join("envoy.log")).unwrap();
     let process = Command::new(&files.envoy)
         .args(["--disable-hot-restart", "-l", "warning", "--component-log-level", "wasm:info"])
         // File-based discovery wants to know who asks.
         .args(["--service-node", "test", "--service-cluster", "test"])
-        .args(["--concurrency", &workers.to_string(), "-c"])
+        // Only a listener that comes from a file can be replaced.
+        .args(["--drain-time-s", "3", "--concurrency", &workers.to_string(), "-c"])
         .arg(&path)
         .stdout(Stdio::null())
         .stderr(log)

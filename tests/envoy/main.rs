@@ -34,4 +34,6 @@ mod requests;
 #[cfg(test)]
 mod start;
 #[cfg(test)]
+mod stress;
+#[cfg(test)]
 mod suspension;

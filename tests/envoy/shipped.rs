@@ -4,12 +4,14 @@
 
 use serde_json::Value;
 use std::net::SocketAddr;
-use std::path::Path;
+use std::path::{Path, PathBuf};
 
 /// The text of `envoy/envoy.yaml` on its way to a runnable one.
 #[derive(Clone)]
 pub struct Config {
     text: String,
+    /// The file from which the inference listener comes, if it comes from one.
+    listener: Option<PathBuf>,
 }
 
 impl Config {
@@ -18,7 +20,7 @@ impl Config {
         let path = Path::new(env!("CARGO_MANIFEST_DIR")).join("envoy/envoy.yaml");
         let text =
             std::fs::read_to_string(&path).unwrap_or_else(|e| panic!("{}: {e}", path.display()));
-        Self { text }
+        Self { text, listener: None }
     }
 
     /// The text.
@@ -84,6 +86,35 @@ impl Config {
         change(&mut plugin);
         let line = format!("{:indent$}{plugin}\n", "");
         self.text.replace_range(start..start + length, &line);
+    }
+
+    /// Lets the inference listener come from a file in this folder, which is watched.
+    pub fn take_listener_from_a_file(&mut self, folder: &Path) {
+        self.listener = Some(folder.join("listeners.yaml"));
+    }
+
+    /// What Envoy is started with, and the file of its listener.
+    pub fn files(&self) -> (String, Option<(PathBuf, String)>) {
+        let Some(path) = self.listener.clone() else { return (self.text.clone(), None) };
+        let begin = self.text.find("  - name: inference\n").expect("the listener");
+        let end = begin + self.text[begin..].find("\n  # The prepared files").expect("its end") + 1;
+        let section = &self.text[begin..end];
+        let lines = section.lines().skip(1).map(|line| line.strip_prefix("  ").unwrap_or(line));
+        let kind = "type.googleapis.com/envoy.config.listener.v3.Listener";
+        let listener = format!(
+            "resources:\n- \"@type\": {kind}\n  name: inference\n{}\n",
+            lines.collect::<Vec<&str>>().join("\n")
+        );
+        let folder = path.parent().expect("a folder").display();
+        let source = format!(
+            "dynamic_resources:\n  lds_config:\n    resource_api_version: V3\n    path_config_source:\n      \
+             path: {}\n      watched_directory: {{path: {folder}}}\n\n",
+            path.display()
+        );
+        let rest = [&self.text[..begin], &self.text[end..]].concat();
+        let bootstrap =
+            rest.replacen("static_resources:", &format!("{source}static_resources:"), 1);
+        (bootstrap, Some((path, listener)))
     }
 
     /// Lets a cluster's endpoints come from a file that is watched.
