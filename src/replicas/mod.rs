@@ -30,7 +30,7 @@ pub struct ReplicaId {
 }
 
 /// A moment on the monotonic clock that all VMs of one Envoy share, in nanoseconds.
-#[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Default)]
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Hash, PartialOrd, Ord, Default)]
 pub struct Moment(pub u64);
 
 impl Moment {

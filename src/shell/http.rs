@@ -54,7 +54,7 @@ impl Stream {
 
     /// Calls `act` with the shared state. A state that is in use cannot be: callbacks do not
     /// nest. Should they ever, the call is skipped rather than trapping.
-    fn with<T>(&self, act: impl FnOnce(&mut Shared) -> T) -> Option<T> {
+    fn with<T>(&self, act: impl FnOnce(&mut Shared<'_>) -> T) -> Option<T> {
         match self.state.as_ref()?.borrow() {
             Some(mut shared) => Some(act(&mut shared)),
             None => {

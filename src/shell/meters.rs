@@ -51,6 +51,14 @@ pub fn time<T>(callback: &str, act: impl FnOnce() -> T) -> T {
     result
 }
 
+/// Sets a gauge to 0, if this VM ever set it.
+pub fn clear(metric: &Metric, labels: &[&str]) {
+    let known = SERIES.with(|series| series.try_borrow().ok()?.known(metric, labels));
+    if let Some(id) = known {
+        host::record_metric(id, 0);
+    }
+}
+
 fn id(metric: &Metric, labels: &[&str]) -> Option<u32> {
     SERIES.with(|series| {
         let mut series = series.try_borrow_mut().ok()?;

@@ -4,6 +4,8 @@
 //! through [`host`], which never panics; what fails is counted and skipped, and the request goes
 //! on. Decisions, formats and protocols are the core's; nothing here weighs or encodes anything.
 
+mod fleet;
+mod gauges;
 mod host;
 mod http;
 mod link;
@@ -13,6 +15,7 @@ mod poller;
 mod reading;
 mod root;
 mod routed;
+mod seat;
 mod wasi;
 
 use root::Root;

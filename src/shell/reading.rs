@@ -114,13 +114,13 @@ impl Turn {
     }
 
     /// Decides without a prompt.
-    pub fn give_up(&mut self, shared: &mut Shared, reason: Reason) {
+    pub fn give_up(&mut self, shared: &mut Shared<'_>, reason: Reason) {
         self.stage = Stage::Read(Err(reason));
         self.decide(shared);
     }
 
     /// Reads on for one piece, in a callback of this request or with its context in effect. True when it is decided.
-    fn go_on(&mut self, shared: &mut Shared, more: &mut dyn FnMut() -> bool) -> bool {
+    fn go_on(&mut self, shared: &mut Shared<'_>, more: &mut dyn FnMut() -> bool) -> bool {
         let is_read = matches!(self.stage, Stage::Read(_));
         if !is_read && host::now().since(self.began) >= shared.config.max_prompt {
             self.stage = Stage::Read(Err(Reason::PromptTimeout));
@@ -150,7 +150,7 @@ impl Turn {
         }
     }
 
-    fn parse(&self, shared: &Shared) -> Result<Stage, Reason> {
+    fn parse(&self, shared: &Shared<'_>) -> Result<Stage, Reason> {
         let body = host::request_body(self.body_bytes).ok_or(Reason::HostError)?;
         let mut prompt = request::parse(self.api, &body).map_err(|error| Reason::from(&error))?;
         let named = shared.config.model_named(prompt.model.as_deref());
@@ -161,7 +161,7 @@ impl Turn {
         Ok(Stage::Prompt { prompt, model, index, reading })
     }
 
-    fn decide(&mut self, shared: &mut Shared) {
+    fn decide(&mut self, shared: &mut Shared<'_>) {
         let Stage::Read(known) = std::mem::replace(&mut self.stage, Stage::Waiting) else { return };
         let Self { body_bytes, began, .. } = *self;
         let held = Held { cluster: &self.cluster, known, body_bytes, began };
@@ -177,7 +177,7 @@ impl Turn {
     }
 }
 
-impl Shared {
+impl Shared<'_> {
     /// Reads a request whose body has just come to its end. False when it must be held for longer.
     pub fn read(&mut self, turn: &Rc<RefCell<Turn>>) -> bool {
         let Ok(mut current) = turn.try_borrow_mut() else { return true };

@@ -612,7 +612,8 @@ pub fn spawn(files: &Files, workers: usize, config: &Config, folder: PathBuf) ->
         .args(&config.arguments)
         // File-based discovery wants to know who asks.
         .args(["--service-node", "test", "--service-cluster", "test"])
-        .args(["--concurrency", &workers.to_string(), "-c"])
+        // Only a listener that comes from a file can be replaced.
+        .args(["--drain-time-s", "3", "--concurrency", &workers.to_string(), "-c"])
         .arg(&path)
         .args(alone)
         .stdout(Stdio::null())

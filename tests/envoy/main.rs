@@ -46,6 +46,8 @@ mod requests;
 #[cfg(test)]
 mod start;
 #[cfg(test)]
+mod stress;
+#[cfg(test)]
 mod suspension;
 #[cfg(test)]
 mod updates;
