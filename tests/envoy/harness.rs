@@ -341,7 +341,7 @@ impl Rig {
 
     /// What Envoy has logged so far.
     pub fn log(&self) -> String {
-        std::fs::read_to_string(self.envoy.folder.join("envoy.log")).unwrap_or_default()
+        self.envoy.log()
     }
 
     /// A page of Envoy's admin.
@@ -369,11 +369,6 @@ impl Rig {
     async fn vms_created(&self) -> f64 {
         let stats = self.plain_stats("wasm.envoy.wasm.runtime.v8.created").await;
         stats.iter().map(|(_, value)| value).sum()
-    }
-
-    /// What Envoy has logged.
-    pub fn log(&self) -> String {
-        self.envoy.log()
     }
 
     /// Resident memory of Envoy, in bytes.
