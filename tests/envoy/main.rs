@@ -44,4 +44,6 @@ mod start;
 #[cfg(test)]
 mod suspension;
 #[cfg(test)]
+mod transports;
+#[cfg(test)]
 mod updates;
