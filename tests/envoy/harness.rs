@@ -387,11 +387,6 @@ impl Rig {
         stats.iter().map(|(_, value)| value).sum()
     }
 
-    /// What Envoy has logged.
-    pub fn log(&self) -> String {
-        self.envoy.log()
-    }
-
     /// Resident memory of Envoy, in bytes.
     pub fn memory_bytes(&self) -> f64 {
         let path = format!("/proc/{}/statm", self.envoy.process.id());
@@ -634,8 +629,20 @@ fn write_parts(config: &Config, folder: &Path, version: u32, is_wanted: impl Fn(
 }
 
 /// Ports that were free a moment ago, all different.
+///
+/// Below those that the system gives to outgoing connections: knocking at one of these until somebody listens there
+/// sooner or later connects to itself, and then waits for its own answer.
 pub fn free_ports<const N: usize>() -> [u16; N] {
-    let bind = |_| std::net::TcpListener::bind("127.0.0.1:0").unwrap();
-    let listeners: [std::net::TcpListener; N] = std::array::from_fn(bind);
-    listeners.map(|listener| listener.local_addr().unwrap().port())
+    static NEXT: AtomicU32 = AtomicU32::new(0);
+    std::array::from_fn(|_| {
+        loop {
+            let number = std::process::id()
+                .wrapping_mul(97)
+                .wrapping_add(NEXT.fetch_add(1, Ordering::Relaxed));
+            let port = 10_000 + (number % 22_000) as u16;
+            if std::net::TcpListener::bind(("127.0.0.1", port)).is_ok() {
+                return port;
+            }
+        }
+    })
 }

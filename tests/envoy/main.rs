@@ -50,4 +50,6 @@ mod stress;
 #[cfg(test)]
 mod suspension;
 #[cfg(test)]
+mod transports;
+#[cfg(test)]
 mod updates;
