@@ -124,9 +124,12 @@ fn no_prompt_holds_its_worker() {
             assert_eq!(reasons.into_iter().collect::<Vec<_>>(), [(reason.to_owned(), 1)], "{name}");
         }
         let scrape = rig.eventually("histograms", |scrape| longer(scrape, "0.5") > 0.0).await;
-        // Of what is 10 ms on a machine of its own. In one callback each of these prompts takes half a second or more.
-        let late = longer(&scrape, "300000");
-        assert!(late <= 1.0, "{late} callbacks of more than 300 ms");
+        // A piece is 10 ms on a machine of its own, and there are hundreds. In one callback each of these prompts takes half
+        // a second or more there, and hardly any other callback takes five milliseconds.
+        let (pieces, long, late) =
+            (longer(&scrape, "5000"), longer(&scrape, "60000"), longer(&scrape, "300000"));
+        assert!(long <= 0.2 * pieces, "{long} of {pieces} callbacks of more than 60 ms");
+        assert!(late <= 0.03 * pieces, "{late} of {pieces} callbacks of more than 300 ms");
         for (name, count) in rig.plain_stats("watchdog_mega_miss").await {
             assert_eq!(count, 0.0, "{name}");
         }
@@ -152,7 +155,7 @@ fn a_prompt_of_megabytes_is_counted_as_its_replica_does() {
 #[test]
 fn many_large_bodies_at_once_do_not_fill_a_vm() {
     with_envoy("many_large_bodies_at_once_do_not_fill_a_vm", |files| async move {
-        let plan = plan().plugin(|plugin| plugin["max_prompt_ms"] = json!(1_000));
+        let plan = plan().plugin(|plugin| plugin["max_prompt_ms"] = json!(4_000));
         let rig = Rig::start(&files, plan).await;
         refuse(&rig);
         let text = words(1, 285_000);
