@@ -35,7 +35,7 @@ pub struct Config {
     pub poll_timeout: Duration,
     /// Bodies up to this size are held and read.
     pub max_body_bytes: usize,
-    /// How long a request is held for its prompt to be read.
+    /// How long a request waits for its turn to have its prompt read, and how long that may take.
     pub max_prompt: Duration,
     /// The engine's local time is this far from UTC, in seconds, positive to the east: templates
     /// may print the date.
