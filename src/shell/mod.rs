@@ -12,9 +12,14 @@ mod models;
 mod poller;
 mod root;
 mod routed;
+#[cfg(feature = "trap")]
+mod trap;
 mod wasi;
 
+#[cfg(not(feature = "trap"))]
 use root::Root;
+#[cfg(feature = "trap")]
+use trap::Root;
 
 /// The request header that the `override_host` load-balancing policy reads. It names an upstream
 /// address, so a client's own copy is removed from every request.

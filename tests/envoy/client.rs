@@ -11,10 +11,12 @@ use serde_json::Value;
 use sha2::{Digest as _, Sha256};
 use std::convert::Infallible;
 use std::net::SocketAddr;
+use std::path::Path;
 use std::pin::Pin;
 use std::task::{Context, Poll};
 use std::time::Duration;
-use tokio::net::TcpStream;
+use tokio::io::{AsyncRead, AsyncWrite};
+use tokio::net::{TcpStream, UnixStream};
 use tokio::task::JoinHandle;
 use tokio::time::timeout;
 
@@ -32,8 +34,6 @@ pub struct Ask {
     pub body: Vec<u8>,
     /// Without a length, in pieces of this size.
     pub chunked: Option<usize>,
-    /// Ends with trailers; HTTP/2 only.
-    pub trailers: bool,
 }
 
 impl Ask {
@@ -44,7 +44,6 @@ impl Ask {
             headers: vec![("content-type".to_owned(), b"application/json".to_vec())],
             body: body.into(),
             chunked: None,
-            trailers: false,
         }
     }
 
@@ -72,11 +71,6 @@ impl Ask {
         self
     }
 
-    pub fn with_trailers(mut self) -> Self {
-        self.trailers = true;
-        self
-    }
-
     pub fn sha256(&self) -> String {
         format!("{:x}", Sha256::digest(&self.body))
     }
@@ -92,20 +86,9 @@ impl Ask {
 
     fn body(&self) -> Body {
         let bytes = Bytes::from(self.body.clone());
-        let mut frames: Vec<Frame<Bytes>> = match self.chunked {
-            None if !self.trailers => return Full::new(bytes).boxed(),
-            None => vec![Frame::data(bytes)],
-            Some(size) => {
-                let pieces = bytes.chunks(size);
-                pieces.map(|piece| Frame::data(Bytes::copy_from_slice(piece))).collect()
-            }
-        };
-        if self.trailers {
-            let mut trailers = HeaderMap::new();
-            trailers.insert("x-checksum", HeaderValue::from_static("abc"));
-            frames.push(Frame::trailers(trailers));
-        }
-        Frames(frames.into_iter()).boxed()
+        let Some(size) = self.chunked else { return Full::new(bytes).boxed() };
+        let pieces = bytes.chunks(size).map(|piece| Frame::data(Bytes::copy_from_slice(piece)));
+        Frames(pieces.collect::<Vec<_>>().into_iter()).boxed()
     }
 }
 
@@ -148,6 +131,19 @@ impl Connection {
     pub async fn open(address: SocketAddr) -> Self {
         let stream = TcpStream::connect(address).await.unwrap();
         stream.set_nodelay(true).unwrap();
+        Self::over(stream, address).await
+    }
+
+    /// A connection to a unix socket.
+    pub async fn open_unix(path: &Path) -> Self {
+        let nowhere = SocketAddr::from(([127, 0, 0, 1], 80));
+        Self::over(UnixStream::connect(path).await.unwrap(), nowhere).await
+    }
+
+    async fn over<S: AsyncRead + AsyncWrite + Unpin + Send + 'static>(
+        stream: S,
+        address: SocketAddr,
+    ) -> Self {
         let (sender, connection) = http1::handshake(TokioIo::new(stream)).await.unwrap();
         let driver = tokio::spawn(async move {
             let _ = connection.await;
@@ -182,6 +178,16 @@ impl Connection {
             }
         };
         timeout(PATIENCE, sent).await.expect("an answer in time").expect("an answer")
+    }
+
+    /// Sends a request and reads the whole answer: its status, or none where it was cut.
+    pub async fn try_send(&mut self, ask: &Ask) -> Option<u16> {
+        let Sender::Http1(sender) = &mut self.sender else { return None };
+        sender.ready().await.ok()?;
+        let ask = ask.clone().header("host", self.authority.to_string());
+        let (head, body) = sender.send_request(ask.request(&ask.path)).await.ok()?.into_parts();
+        body.collect().await.ok()?;
+        Some(head.status.as_u16())
     }
 
     /// Sends a request and reads the whole answer.

@@ -38,7 +38,8 @@ pub static QWEN3: LazyLock<Arc<Model>> = LazyLock::new(|| {
     Arc::new(Model::load(bytes).unwrap_or_else(|error| panic!("{}: {}", path.display(), error.0)))
 });
 
-fn from_env(name: &str) -> Option<PathBuf> {
+/// A file that the environment names.
+pub fn from_env(name: &str) -> Option<PathBuf> {
     std::env::var_os(name).filter(|value| !value.is_empty()).map(PathBuf::from)
 }
 
@@ -51,6 +52,15 @@ pub struct Files {
 }
 
 impl Files {
+    /// Envoy's major and minor version.
+    pub fn version(&self) -> (u32, u32) {
+        let output = Command::new(&self.envoy).arg("--version").output().unwrap();
+        let text = String::from_utf8_lossy(&output.stdout).into_owned();
+        let number = text.split('/').nth(1).unwrap_or_else(|| panic!("no version: {text}"));
+        let mut parts = number.split('.').map(|part| part.parse().unwrap_or(0));
+        (parts.next().unwrap_or(0), parts.next().unwrap_or(0))
+    }
+
     fn find() -> Result<Self, &'static str> {
         let find = |name| from_env(name).ok_or(name);
         let (envoy, wasm) = (find("ENVOY_BIN")?, find("WARMPATH_WASM")?);
@@ -58,17 +68,19 @@ impl Files {
     }
 }
 
+/// Says that a test is not run.
+pub fn skip(name: &str, missing: &str) {
+    // Past the test harness, which swallows what passing tests print.
+    let line = format!("SKIPPED: envoy {name}: {missing} is not set\n");
+    std::io::stderr().write_all(line.as_bytes()).expect("standard error");
+}
+
 /// Runs a test with the files it needs, alone on the machine as far as this suite goes.
 pub fn with_envoy<F: Future<Output = ()>>(name: &str, test: impl FnOnce(Files) -> F) {
     static ALONE: Mutex<()> = Mutex::new(());
     let files = match Files::find() {
         Ok(files) => files,
-        Err(missing) => {
-            // Past the test harness, which swallows what passing tests print.
-            let line = format!("SKIPPED: envoy {name}: {missing} is not set\n");
-            std::io::stderr().write_all(line.as_bytes()).expect("standard error");
-            return;
-        }
+        Err(missing) => return skip(name, missing),
     };
     let _alone = ALONE.lock().unwrap_or_else(PoisonError::into_inner);
     let runtime =
@@ -194,7 +206,10 @@ pub struct Rig {
     pub workers: usize,
     pub replicas: Vec<Handle>,
     pub address: SocketAddr,
-    admin: SocketAddr,
+    /// Where monitoring may read.
+    pub metrics: SocketAddr,
+    pub admin: SocketAddr,
+    admin_pipe: Option<PathBuf>,
     envoy: Envoy,
     vms_created: f64,
 }
@@ -226,9 +241,9 @@ impl Rig {
         folder: PathBuf,
         early: bool,
     ) -> Self {
-        let [inference, admin, files_port] = free_ports();
+        let [inference, admin, files_port, metrics] = free_ports();
         config.set_files(&files.wasm, &files.prepared);
-        config.set_ports(inference, admin, files_port);
+        config.set_ports(inference, admin, files_port, metrics);
         if config.text().contains("port_value: 8001") {
             let addresses: Vec<SocketAddr> =
                 replicas.iter().map(|replica| replica.address).collect();
@@ -240,7 +255,9 @@ impl Rig {
             workers,
             replicas,
             address: local(inference),
+            metrics: local(metrics),
             admin: local(admin),
+            admin_pipe: config.admin_pipe,
             envoy,
             vms_created: 0.0,
         };
@@ -258,7 +275,10 @@ impl Rig {
             if let Some(status) = self.envoy.process.try_wait().unwrap() {
                 panic!("Envoy ended: {status}");
             }
-            let connects = tokio::net::TcpStream::connect(self.admin).await.is_ok();
+            let connects = match &self.admin_pipe {
+                Some(path) => tokio::net::UnixStream::connect(path).await.is_ok(),
+                None => tokio::net::TcpStream::connect(self.admin).await.is_ok(),
+            };
             if connects && self.admin_get("/ready").await.status == 200 {
                 // Envoy calls itself ready a moment before its workers listen.
                 if tokio::net::TcpStream::connect(self.address).await.is_ok() {
@@ -299,7 +319,17 @@ impl Rig {
 
     /// A page of Envoy's admin.
     pub async fn admin_get(&self, path: &str) -> Answer {
-        Connection::open(self.admin).await.send(&Ask::get(path)).await
+        let mut connection = match &self.admin_pipe {
+            Some(pipe) => Connection::open_unix(pipe).await,
+            None => Connection::open(self.admin).await,
+        };
+        connection.send(&Ask::get(path)).await
+    }
+
+    /// What Envoy has logged so far.
+    pub fn log(&self) -> String {
+        let bytes = std::fs::read(self.envoy.folder.join("envoy.log")).unwrap();
+        String::from_utf8_lossy(&bytes).into_owned()
     }
 
     /// All statistics.
@@ -464,7 +494,8 @@ fn spawn(files: &Files, workers: usize, config: &Config, folder: PathBuf) -> Env
     std::fs::write(&path, config.text()).unwrap();
     let log = std::fs::File::create(folder.join("envoy.log")).unwrap();
     let process = Command::new(&files.envoy)
-        .args(["--disable-hot-restart", "-l", "warning", "--component-log-level", "wasm:info"])
+        .args(["--disable-hot-restart", "-l", config.log_level])
+        .args(["--component-log-level", if config.log_level == "trace" { "" } else { "wasm:info" }])
         // File-based discovery wants to know who asks.
         .args(["--service-node", "test", "--service-cluster", "test"])
         .args(["--concurrency", &workers.to_string(), "-c"])

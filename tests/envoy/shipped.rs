@@ -4,12 +4,16 @@
 
 use serde_json::Value;
 use std::net::SocketAddr;
-use std::path::Path;
+use std::path::{Path, PathBuf};
 
 /// The text of `envoy/envoy.yaml` on its way to a runnable one.
 #[derive(Clone)]
 pub struct Config {
     text: String,
+    /// How much Envoy logs.
+    pub log_level: &'static str,
+    /// Where the admin is, if not at a port.
+    pub admin_pipe: Option<PathBuf>,
 }
 
 impl Config {
@@ -18,7 +22,7 @@ impl Config {
         let path = Path::new(env!("CARGO_MANIFEST_DIR")).join("envoy/envoy.yaml");
         let text =
             std::fs::read_to_string(&path).unwrap_or_else(|e| panic!("{}: {e}", path.display()));
-        Self { text }
+        Self { text, log_level: "warning", admin_pipe: None }
     }
 
     /// The text.
@@ -40,11 +44,22 @@ impl Config {
     }
 
     /// Moves the listeners to free ports of the loopback.
-    pub fn set_ports(&mut self, inference: u16, admin: u16, files: u16) {
+    pub fn set_ports(&mut self, inference: u16, admin: u16, files: u16, metrics: u16) {
         let listener = "address: 0.0.0.0, port_value: 8080";
         self.replace(listener, &format!("address: 127.0.0.1, port_value: {inference}"));
-        self.replace("port_value: 9901", &format!("port_value: {admin}"));
+        if self.admin_pipe.is_none() {
+            self.replace("port_value: 9901", &format!("port_value: {admin}"));
+        }
         self.replace("port_value: 9902", &format!("port_value: {files}"));
+        let listener = "address: 0.0.0.0, port_value: 9903";
+        self.replace(listener, &format!("address: 127.0.0.1, port_value: {metrics}"));
+    }
+
+    /// Puts the admin behind a unix socket.
+    pub fn set_admin_pipe(&mut self, path: &Path) {
+        let address = "socket_address: {address: 127.0.0.1, port_value: 9901}";
+        self.replace(address, &format!("pipe: {{path: {}, mode: 384}}", path.display()));
+        self.admin_pipe = Some(path.to_owned());
     }
 
     /// Puts these replicas in the place of the four examples, in both clusters.
