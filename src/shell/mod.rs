@@ -16,9 +16,14 @@ mod reading;
 mod root;
 mod routed;
 mod seat;
+#[cfg(feature = "trap")]
+mod trap;
 mod wasi;
 
+#[cfg(not(feature = "trap"))]
 use root::Root;
+#[cfg(feature = "trap")]
+use trap::Root;
 
 /// The request header that the `override_host` load-balancing policy reads. It names an upstream
 /// address, so a client's own copy is removed from every request.

@@ -14,6 +14,7 @@ use std::net::SocketAddr;
 use std::pin::Pin;
 use std::task::{Context, Poll};
 use std::time::Duration;
+
 use tokio::net::TcpStream;
 use tokio::task::JoinHandle;
 use tokio::time::timeout;
@@ -32,8 +33,6 @@ pub struct Ask {
     pub body: Vec<u8>,
     /// Without a length, in pieces of this size.
     pub chunked: Option<usize>,
-    /// Ends with trailers; HTTP/2 only.
-    pub trailers: bool,
 }
 
 impl Ask {
@@ -44,7 +43,6 @@ impl Ask {
             headers: vec![("content-type".to_owned(), b"application/json".to_vec())],
             body: body.into(),
             chunked: None,
-            trailers: false,
         }
     }
 
@@ -72,11 +70,6 @@ impl Ask {
         self
     }
 
-    pub fn with_trailers(mut self) -> Self {
-        self.trailers = true;
-        self
-    }
-
     pub fn sha256(&self) -> String {
         format!("{:x}", Sha256::digest(&self.body))
     }
@@ -92,20 +85,9 @@ impl Ask {
 
     fn body(&self) -> Body {
         let bytes = Bytes::from(self.body.clone());
-        let mut frames: Vec<Frame<Bytes>> = match self.chunked {
-            None if !self.trailers => return Full::new(bytes).boxed(),
-            None => vec![Frame::data(bytes)],
-            Some(size) => {
-                let pieces = bytes.chunks(size);
-                pieces.map(|piece| Frame::data(Bytes::copy_from_slice(piece))).collect()
-            }
-        };
-        if self.trailers {
-            let mut trailers = HeaderMap::new();
-            trailers.insert("x-checksum", HeaderValue::from_static("abc"));
-            frames.push(Frame::trailers(trailers));
-        }
-        Frames(frames.into_iter()).boxed()
+        let Some(size) = self.chunked else { return Full::new(bytes).boxed() };
+        let pieces = bytes.chunks(size).map(|piece| Frame::data(Bytes::copy_from_slice(piece)));
+        Frames(pieces.collect::<Vec<_>>().into_iter()).boxed()
     }
 }
 
@@ -204,6 +186,13 @@ impl Connection {
                 sender.send_request(ask.request(&target)).await
             }
         }
+    }
+
+    /// Sends a request and reads the whole answer: its status, or none where it was cut.
+    pub async fn try_send(&mut self, ask: &Ask) -> Option<u16> {
+        let (head, body) = self.try_begin(ask).await.ok()?.into_parts();
+        body.collect().await.ok()?;
+        Some(head.status.as_u16())
     }
 
     /// Sends a request and reads the whole answer.

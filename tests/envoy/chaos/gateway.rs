@@ -127,7 +127,7 @@ impl Gateway {
         let seconds = drain.as_secs().to_string();
         let arguments = ["--drain-time-s", &seconds, "--file-flush-interval-msec", "200"];
         config.arguments.extend(arguments.map(str::to_owned));
-        let ports = [ports[0], ports[1]];
+        let ports = [ports[0], ports[1], ports[3]];
         let rig = Rig::of_config(files, workers, config, ports, folder).await;
         Self { rig, texts, door, doorkeeper, counts: Mutex::default() }
     }
@@ -258,11 +258,11 @@ impl Texts {
         files: &Files,
         folder: &Path,
         replicas: &[SocketAddr],
-        [inference, admin, files_port]: [u16; 3],
+        [inference, admin, files_port, metrics]: [u16; 4],
         admin_door: u16,
     ) -> Self {
         let mut base = Config::read();
-        base.set_ports(inference, admin, files_port);
+        base.set_ports(inference, admin, files_port, metrics);
         base.set_replicas(replicas);
         let of_admin = "      cluster_name: admin\n      endpoints:\n      - lb_endpoints:\n        - endpoint: \
                         {address: {socket_address: {address: 127.0.0.1, port_value: ";
