@@ -152,9 +152,13 @@ impl Poller {
         let Some(epoch) = self.leading else { return };
         self.ask(link, now);
         if self.dirty {
-            self.dirty = !link.publish_table(epoch, &self.table);
+            self.publish(link, epoch);
         }
         self.report(link, now);
+    }
+
+    fn publish(&mut self, link: &mut Link, epoch: u64) {
+        self.dirty = !link.publish_table(epoch, &self.table);
     }
 
     fn set_static_members(&mut self) {
@@ -333,6 +337,10 @@ impl Poller {
         let Some(replica) = self.table.by_id(id) else { return Some(result) };
         let cluster = replica.cluster.clone();
         if self.table.set_report(id.slot, &report, own, now) {
+            // What was there may be another model's now: that does not wait for a tick.
+            if let Some(epoch) = self.leading {
+                self.publish(link, epoch);
+            }
             meters::add(&metrics::RESTARTS, &[], 1);
         }
         self.take_topology(id, &cluster, &report);
