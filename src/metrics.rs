@@ -206,8 +206,15 @@ pub const TTFT: Metric = Metric::histogram(
 /// Cost of a decision.
 pub const DECISION: Metric = Metric::histogram(
     "warmpath_decision_us",
-    "Microseconds from the complete body to the routing header: parse, render, tokenize, hash, weigh",
+    "Microseconds from the complete body to the routing header: parse, render, tokenize, hash, weigh, and wait for the turn",
 );
+/// How long Envoy's worker was held.
+pub const CALLBACK: Metric = Metric {
+    name: "warmpath_callback_us",
+    kind: Kind::Histogram,
+    labels: &["callback"],
+    help: "Microseconds that one callback held its worker: request_headers, request_body, response_headers, response_body, log, tick or call",
+};
 /// Poll health.
 pub const POLLS: Metric = Metric::counter(
     "warmpath_polls_total",
@@ -355,6 +362,7 @@ pub const ALL: &[Metric] = &[
     SUSPENSIONS,
     TTFT,
     DECISION,
+    CALLBACK,
     POLLS,
     UNPLACED_REPLICAS,
     RESTARTS,

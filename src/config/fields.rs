@@ -7,6 +7,20 @@ use crate::tokens::blocks::BlockSize;
 use serde_json::{Map, Value};
 use std::time::Duration;
 
+/// How much of a wrong value a refusal repeats, in bytes: it goes into a line of a log.
+const SHOWN_BYTES: usize = 100;
+
+/// A value as a refusal shows it.
+pub(super) fn shown(value: &Value) -> String {
+    shortened(&value.to_string())
+}
+
+fn shortened(text: &str) -> String {
+    let end = text.floor_char_boundary(SHOWN_BYTES);
+    let dots = if end < text.len() { "..." } else { "" };
+    format!("{}{dots}", text.get(..end).unwrap_or_default())
+}
+
 /// One JSON object, whose keys must all be taken.
 pub(super) struct Fields<'a> {
     pub(super) path: String,
@@ -18,7 +32,7 @@ impl<'a> Fields<'a> {
     pub(super) fn new(path: &str, value: &'a Value) -> Result<Self, ConfigError> {
         match value {
             Value::Object(object) => Ok(Self { path: path.to_owned(), object, taken: Vec::new() }),
-            other => Err(error(path, format!("expected an object, found {other}"))),
+            other => Err(error(path, format!("expected an object, found {}", shown(other)))),
         }
     }
 
@@ -38,13 +52,13 @@ impl<'a> Fields<'a> {
     pub(super) fn finish(&self) -> Result<(), ConfigError> {
         let unknown = self.object.keys().find(|key| !self.taken.contains(&key.as_str()));
         match unknown {
-            Some(key) => Err(error(&self.path_of(key), "unknown option".to_owned())),
+            Some(key) => Err(error(&self.path_of(&shortened(key)), "unknown option".to_owned())),
             None => Ok(()),
         }
     }
 
     fn wrong<T>(&self, key: &str, expected: &str, found: &Value) -> Result<T, ConfigError> {
-        Err(error(&self.path_of(key), format!("expected {expected}, found {found}")))
+        Err(error(&self.path_of(key), format!("expected {expected}, found {}", shown(found))))
     }
 
     /// A text that a refusal must not repeat: refusals are logged.

@@ -10,7 +10,7 @@ use crate::replicas::strikes::PassiveHealth;
 use crate::route::RouteConfig;
 use crate::score::CostConfig;
 use crate::share::LAYOUT;
-use fields::Fields;
+use fields::{Fields, shown};
 use serde_json::Value;
 use std::fmt;
 use std::time::Duration;
@@ -35,6 +35,8 @@ pub struct Config {
     pub poll_timeout: Duration,
     /// Bodies up to this size are held and read.
     pub max_body_bytes: usize,
+    /// How long a request is held for its prompt to be read.
+    pub max_prompt: Duration,
     /// The engine's local time is this far from UTC, in seconds, positive to the east: templates
     /// may print the date.
     pub engine_utc_offset_s: i64,
@@ -149,6 +151,7 @@ pub const OPTIONS: &[(&str, &str, &str)] = &[
     ("passive_health.base_ms", "1000", "ms"),
     ("passive_health.max_ms", "30000", "ms"),
     ("max_body_bytes", "1000000", "bytes"),
+    ("max_prompt_ms", "1000", "ms"),
     ("default_block_size", "16", "tokens"),
     ("default_capacity_blocks", "8192", "blocks"),
     ("engine_utc_offset_minutes", "0", "minutes"),
@@ -189,7 +192,9 @@ impl Config {
             None => PassiveHealth::default(),
         };
         let explain = match root.take("explain") {
-            Some(value) => Some(explain(&mut Fields::new("explain", value)?)?),
+            Some(value) if value.is_object() => Some(explain(&mut Fields::new("explain", value)?)?),
+            // Not shown: it may be the secret, one level too high.
+            Some(_) => return Err(error("explain", "expected an object".to_owned())),
             None => None,
         };
         let config = Self {
@@ -209,6 +214,7 @@ impl Config {
             poll_interval: root.millis("poll_interval_ms", 500, 50, 60_000)?,
             poll_timeout: root.millis("poll_timeout_ms", 2000, 50, 60_000)?,
             max_body_bytes: root.integer("max_body_bytes", 1_000_000, 1, 256 << 20)? as usize,
+            max_prompt: root.millis("max_prompt_ms", 1000, 1, 600_000)?,
             engine_utc_offset_s: 60
                 * root.signed("engine_utc_offset_minutes", 0, -24 * 60, 24 * 60)?,
             explain,
@@ -224,7 +230,8 @@ impl Config {
         for (index, model) in self.models.iter().enumerate() {
             for name in &model.names {
                 if seen.contains(&name) {
-                    return Err(error(&format!("models[{index}]"), format!("{name:?} is taken")));
+                    let problem = format!("{} is taken", shown(&name.as_str().into()));
+                    return Err(error(&format!("models[{index}]"), problem));
                 }
                 seen.push(name);
             }
@@ -233,7 +240,8 @@ impl Config {
             let earlier = self.clusters.iter().take(index).any(|other| other.name == cluster.name);
             if earlier {
                 let path = format!("clusters[{index}].name");
-                return Err(error(&path, format!("{:?} is there twice", cluster.name)));
+                let name = shown(&cluster.name.as_str().into());
+                return Err(error(&path, format!("{name} is there twice")));
             }
         }
         Ok(())
@@ -309,7 +317,10 @@ fn cluster(fields: &mut Fields<'_>) -> Result<ClusterConfig, ConfigError> {
             for (index, address) in replicas.iter().enumerate() {
                 if address.parse::<std::net::SocketAddr>().is_err() {
                     let path = format!("{}[{index}]", fields.path_of("replicas"));
-                    return Err(error(&path, format!("expected ip:port, found {address:?}")));
+                    return Err(error(
+                        &path,
+                        format!("expected ip:port, found {}", shown(&address.as_str().into())),
+                    ));
                 }
             }
             Membership::Static(replicas)
@@ -383,7 +394,7 @@ fn explain(fields: &mut Fields<'_>) -> Result<ExplainConfig, ConfigError> {
     let request_header = fields.text("request_header")?.to_ascii_lowercase();
     let token = |byte: u8| byte.is_ascii_alphanumeric() || byte == b'-' || byte == b'_';
     if !request_header.bytes().all(token) {
-        let problem = format!("expected a header name, found {request_header:?}");
+        let problem = format!("expected a header name, found {}", shown(&request_header.into()));
         return Err(error(&fields.path_of("request_header"), problem));
     }
     let config = ExplainConfig { request_header, secret: fields.secret("secret")? };
@@ -466,6 +477,29 @@ mod tests {
         check_error(
             &with(r#","explain":{"request_header":"x","secret":1234}"#),
             "explain.secret: expected a text",
+        );
+        check_error(&with(r#","explain":"hush""#), "explain: expected an object");
+    }
+
+    #[test]
+    fn a_refusal_fits_into_a_line_of_a_log() {
+        let long = "é".repeat(10_000);
+        let shown = "é".repeat(49);
+        check_error(
+            &format!(r#"["{long}"]"#),
+            &format!("configuration: expected an object, found [\"{shown}..."),
+        );
+        check_error(
+            &format!(r#"{{"models":"{long}"}}"#),
+            &format!("models: expected a list with at least one item, found \"{shown}..."),
+        );
+        check_error(
+            &with(&format!(r#","{long}":1"#)),
+            &format!("{}...: unknown option", "é".repeat(50)),
+        );
+        check_error(
+            &format!(r#"{{"models":[{MODEL}],"clusters":[{{"name":"c","replicas":["{long}"]}}]}}"#),
+            &format!("clusters[0].replicas[0]: expected ip:port, found \"{shown}..."),
         );
     }
 

@@ -7,6 +7,7 @@
 use super::{Health, Member};
 use serde::Deserialize;
 use std::borrow::Cow;
+use std::net::SocketAddr;
 
 /// A longer answer is not read. Envoy has some 450 to 700 bytes a host, so it is 4,000 hosts or
 /// more, of which 1,024 take 2 ms in the VM. The worst that can be made of this much takes 40 ms;
@@ -103,7 +104,7 @@ struct Address<'a> {
 struct SocketAddress<'a> {
     #[serde(borrow, default)]
     address: Cow<'a, str>,
-    port_value: Option<u16>,
+    port_value: Option<u32>,
 }
 
 /// A verdict is there only when it is against the host.
@@ -132,11 +133,10 @@ impl Host<'_> {
     fn member(&self) -> Option<Member> {
         let socket = self.address.socket_address.as_ref()?;
         let (ip, port) = (socket.address.as_ref(), socket.port_value?);
-        if ip.is_empty() {
-            return None;
-        }
         let address =
             if ip.contains(':') { format!("[{ip}]:{port}") } else { format!("{ip}:{port}") };
+        // It goes into a header whose commas have a meaning.
+        address.parse::<SocketAddr>().ok()?;
         Some(Member { address, health: self.health_status.health(), priority: self.priority })
     }
 }
@@ -217,7 +217,10 @@ mod tests {
     #[test]
     fn hosts_that_cannot_be_addressed_are_left_out() {
         let pipe = r#"{"address":{"pipe":{"path":"/run/x"}}}"#.to_owned();
-        let found = members(&answer(&[pipe, host("10.0.0.2", "{}")]), &["replicas"]).unwrap();
+        let list = host("10.0.0.3:80, 10.0.0.4", "{}");
+        let port = host("10.0.0.5", "{}").replace("8000", "80000");
+        let hosts = [pipe, list, port, host("pool.local", "{}"), host("10.0.0.2", "{}")];
+        let found = members(&answer(&hosts), &["replicas"]).unwrap();
         assert_eq!(found[0].members.len(), 1);
     }
 

@@ -79,6 +79,11 @@ impl<S: Store> Link<S> {
         }
     }
 
+    /// Goes on by another configuration of the same fingerprint.
+    pub fn reconfigure(&mut self, config: LinkConfig) {
+        self.config = config;
+    }
+
     /// This VM's number.
     pub fn vm(&self) -> u64 {
         self.vm

@@ -34,12 +34,16 @@ pub type SharedLease = lease::SharedLease<SharedData>;
 
 /// A link for a configuration.
 pub fn link(config: &Config) -> Link {
-    let link = LinkConfig {
+    Link::new(SharedData, self::config(config), host::unique_number())
+}
+
+/// What a configuration says to the link.
+pub fn config(config: &Config) -> LinkConfig {
+    LinkConfig {
         fingerprint: config.fingerprint(),
         recent_half_life: config.route.cost.recent_half_life,
         default_capacity_blocks: config.default_capacity_blocks,
-    };
-    Link::new(SharedData, link, host::unique_number())
+    }
 }
 
 /// A lease of a configuration.

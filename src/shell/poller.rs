@@ -10,7 +10,7 @@
 use super::link::{self, Link, SharedLease};
 use super::{ROUTING_HEADER, host, meters};
 use crate::config::{Config, Membership, PollConfig};
-use crate::metrics::{self, Kind};
+use crate::metrics;
 use crate::replicas::schedule::{Pace, Question, Schedule};
 use crate::replicas::stats::{self, Report};
 use crate::replicas::{Health, Member, Moment, ReplicaId, ReplicaTable, clusters, models};
@@ -129,6 +129,16 @@ impl Poller {
         }
     }
 
+    /// Goes on by another configuration of the same fingerprint.
+    pub fn reconfigure(&mut self, config: Rc<Config>) {
+        self.config = config;
+    }
+
+    /// Takes it that no call under way will be answered: each is due again in its turn.
+    pub fn forget_calls(&mut self) {
+        self.calls.clear();
+    }
+
     /// Whether this VM leads, or is about to: what it holds for the first time it mostly keeps.
     pub fn holds_lease(&self) -> bool {
         self.held.is_some()
@@ -146,7 +156,6 @@ impl Poller {
             self.dirty = true;
             self.calls.clear();
             self.set_static_members();
-            show_counters();
         }
         self.leading = confirmed;
         let Some(epoch) = self.leading else { return };
@@ -463,15 +472,5 @@ impl Poller {
             }
         }
         self.reported = now;
-    }
-}
-
-/// Makes the counters without labels visible before the first time they count, so that a rate over
-/// them has a beginning.
-fn show_counters() {
-    for metric in metrics::ALL {
-        if metric.kind == Kind::Counter && metric.labels.is_empty() {
-            meters::add(metric, &[], 0);
-        }
     }
 }

@@ -3,6 +3,7 @@
 //! Every step is told to the other VMs at once: the charge, the blocks, the release. It reads no
 //! body and keeps no phase; when which step is due is [`super::http`]'s part.
 
+use super::reading::{Known, until};
 use super::root::Shared;
 use super::{ROUTING_HEADER, host, meters};
 use crate::feedback::{self, Feedback, Usage};
@@ -10,7 +11,6 @@ use crate::metrics;
 use crate::model::Model;
 use crate::replicas::attempts::{Attempts, Seen};
 use crate::replicas::{Moment, ReplicaId};
-use crate::request::{self, Api, Prompt};
 use crate::route::{self, Decision, PromptKnowledge, Question, Reason};
 use crate::share::log::{Fate, Record};
 use crate::tokens::blocks::{BlockHash, Chain, ChainSeed};
@@ -22,14 +22,13 @@ const BYTES_PER_TOKEN: usize = 4;
 
 /// A request whose hold ends.
 pub struct Held<'a> {
-    pub api: Api,
     /// The cluster that the route chose.
     pub cluster: &'a str,
-    /// The whole body, or what stood in its way.
-    pub body: Result<&'a [u8], Reason>,
-    /// Its size as far as it is known.
+    /// What its body says, or what stood in the way.
+    pub known: Result<Known, Reason>,
+    /// The body's size as far as it is known.
     pub body_bytes: usize,
-    /// When the hold ended.
+    /// When the body was complete.
     pub began: Moment,
 }
 
@@ -56,25 +55,15 @@ struct PromptFacts {
     usage_is_comparable: bool,
 }
 
-/// What is known of a body's prompt.
-struct Known {
-    prompt: Prompt,
-    tokens: Vec<u32>,
-    model: Rc<Model>,
-    /// The model's place in the configuration.
-    index: usize,
-}
-
 impl Routed {
     /// Decides, sets the header, charges the choice and records its blocks. An error leaves the
     /// choice to Envoy.
     pub fn new(shared: &mut Shared, held: Held<'_>) -> Result<Self, Reason> {
         shared.has_traffic = true;
         shared.streams = shared.streams.wrapping_add(1);
-        let known = held.body.and_then(|body| read_prompt(shared, held.api, body));
         let now = host::now();
         shared.link.refresh(now);
-        let decision = decide(shared, &held, &known, now);
+        let decision = decide(shared, &held, now);
         let Some(chosen) = decision.chosen() else { return Err(decision.reason) };
         if !host::set_request_header(ROUTING_HEADER, &decision.header()) {
             return Err(Reason::HostError);
@@ -84,7 +73,7 @@ impl Routed {
         shared.link.charge(replica, decision.uncached_tokens(), now);
         let probe = shared.link.probe_began(replica).then_some(replica);
         shared.link.publish(now);
-        let prompt = known.ok().map(|known| PromptFacts::counted(shared, known, &decision));
+        let prompt = held.known.ok().map(|known| PromptFacts::counted(shared, known, &decision));
         Ok(Self {
             replica,
             address,
@@ -239,7 +228,9 @@ impl Routed {
             self.compare(&prompt.model_name, usage);
         }
         let Some(answer) = feedback.exact_answer() else { return };
-        let Ok(ids) = prompt.model.answer_ids(answer) else { return };
+        // The response is over and cannot be held: what does not fit into this callback is not learned.
+        let mut more = until(host::now());
+        let Ok(Some(ids)) = prompt.model.answer_ids(answer, &mut more) else { return };
         let cached = feedback::cached_answer_tokens(ids.len(), usage);
         let Some(chain) = &mut self.decision.chain else { return };
         if let Some((parent, blocks)) = extended(chain, ids.get(..cached).unwrap_or_default()) {
@@ -288,21 +279,8 @@ fn names(shared: &Shared, index: usize) -> &[String] {
     shared.config.models.get(index).map(|model| model.names.as_slice()).unwrap_or_default()
 }
 
-fn read_prompt(shared: &Shared, api: Api, body: &[u8]) -> Result<Known, Reason> {
-    let prompt = request::parse(api, body).map_err(|error| Reason::from(&error))?;
-    let index = shared.config.model_named(prompt.model.as_deref()).ok_or(Reason::UnknownModel)?;
-    let model = shared.models.model(index)?;
-    let local = host::wall_seconds().saturating_add_signed(shared.config.engine_utc_offset_s);
-    let tokens = model.token_ids(&prompt, local).map_err(|error| Reason::from(&error))?;
-    Ok(Known { prompt, tokens, model, index })
-}
-
-fn decide(
-    shared: &Shared,
-    held: &Held<'_>,
-    known: &Result<Known, Reason>,
-    now: Moment,
-) -> Decision {
+fn decide(shared: &Shared, held: &Held<'_>, now: Moment) -> Decision {
+    let known = &held.known;
     let model_names = known.as_ref().map_or(&[][..], |known| names(shared, known.index));
     let prompt = match known {
         Ok(known) => {

@@ -129,6 +129,9 @@ enum Sender {
     Http2(http2::SendRequest<Body>),
 }
 
+/// Why there is no connection.
+pub type ConnectionError = Box<dyn std::error::Error + Send + Sync>;
+
 /// One connection. Dropping it closes it, whatever is under way.
 pub struct Connection {
     sender: Sender,
@@ -146,47 +149,72 @@ impl Drop for Connection {
 
 impl Connection {
     pub async fn open(address: SocketAddr) -> Self {
-        let stream = TcpStream::connect(address).await.unwrap();
-        stream.set_nodelay(true).unwrap();
-        let (sender, connection) = http1::handshake(TokioIo::new(stream)).await.unwrap();
+        Self::try_open(address).await.unwrap()
+    }
+
+    pub async fn try_open(address: SocketAddr) -> Result<Self, ConnectionError> {
+        let stream = TcpStream::connect(address).await?;
+        stream.set_nodelay(true)?;
+        let (sender, connection) = http1::handshake(TokioIo::new(stream)).await?;
         let driver = tokio::spawn(async move {
             let _ = connection.await;
         });
-        Self { sender: Sender::Http1(sender), authority: address, driver, worker: None }
+        Ok(Self { sender: Sender::Http1(sender), authority: address, driver, worker: None })
     }
 
     pub async fn open_http2(address: SocketAddr) -> Self {
-        let stream = TcpStream::connect(address).await.unwrap();
+        Self::try_open_http2(address).await.unwrap()
+    }
+
+    pub async fn try_open_http2(address: SocketAddr) -> Result<Self, ConnectionError> {
+        let stream = TcpStream::connect(address).await?;
         let (sender, connection) =
-            http2::handshake(TokioExecutor::new(), TokioIo::new(stream)).await.unwrap();
+            http2::handshake(TokioExecutor::new(), TokioIo::new(stream)).await?;
         let driver = tokio::spawn(async move {
             let _ = connection.await;
         });
-        Self { sender: Sender::Http2(sender), authority: address, driver, worker: None }
+        Ok(Self { sender: Sender::Http2(sender), authority: address, driver, worker: None })
+    }
+
+    /// Whether it can take a request: it has not been closed.
+    pub async fn is_usable(&mut self) -> bool {
+        match &mut self.sender {
+            Sender::Http1(sender) => sender.ready().await.is_ok(),
+            Sender::Http2(sender) => sender.ready().await.is_ok(),
+        }
     }
 
     /// Sends a request and returns the response as soon as its head is there.
     pub async fn begin(&mut self, ask: &Ask) -> Response<Incoming> {
-        let sent = async {
-            match &mut self.sender {
-                Sender::Http1(sender) => {
-                    sender.ready().await?;
-                    let ask = ask.clone().header("host", self.authority.to_string());
-                    sender.send_request(ask.request(&ask.path)).await
-                }
-                Sender::Http2(sender) => {
-                    sender.ready().await?;
-                    let target = format!("http://{}{}", self.authority, ask.path);
-                    sender.send_request(ask.request(&target)).await
-                }
-            }
-        };
+        let sent = self.try_begin(ask);
         timeout(PATIENCE, sent).await.expect("an answer in time").expect("an answer")
+    }
+
+    /// As [`Self::begin`], for as long as it takes, and where there may be no answer.
+    pub async fn try_begin(&mut self, ask: &Ask) -> hyper::Result<Response<Incoming>> {
+        match &mut self.sender {
+            Sender::Http1(sender) => {
+                sender.ready().await?;
+                let ask = ask.clone().header("host", self.authority.to_string());
+                sender.send_request(ask.request(&ask.path)).await
+            }
+            Sender::Http2(sender) => {
+                sender.ready().await?;
+                let target = format!("http://{}{}", self.authority, ask.path);
+                sender.send_request(ask.request(&target)).await
+            }
+        }
     }
 
     /// Sends a request and reads the whole answer.
     pub async fn send(&mut self, ask: &Ask) -> Answer {
-        let (head, body) = self.begin(ask).await.into_parts();
+        let response = self.begin(ask).await;
+        self.finish(response).await
+    }
+
+    /// Reads the rest of an answer that has begun.
+    pub async fn finish(&mut self, response: Response<Incoming>) -> Answer {
+        let (head, body) = response.into_parts();
         let body = timeout(PATIENCE, body.collect()).await.expect("the answer's end in time");
         let body = body.expect("a complete answer").to_bytes();
         Answer { status: head.status.as_u16(), headers: head.headers, body }

@@ -20,7 +20,17 @@ mod prompts;
 mod shipped;
 #[cfg(test)]
 mod stats;
+#[cfg(test)]
+mod tls;
+#[cfg(test)]
+mod traffic;
 
+#[cfg(test)]
+mod budget;
+#[cfg(test)]
+mod chaos;
+#[cfg(test)]
+mod deployments;
 #[cfg(test)]
 mod failures;
 #[cfg(test)]
@@ -37,3 +47,5 @@ mod requests;
 mod start;
 #[cfg(test)]
 mod suspension;
+#[cfg(test)]
+mod updates;

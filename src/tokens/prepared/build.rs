@@ -2,7 +2,7 @@
 //!
 //! It reads and writes no file itself, and does not prove its result: `warmpath-prepare` does both.
 
-use super::{LoadError, container, tables};
+use super::{LoadError, charsmap, container, tables};
 use crate::tokens::added::{AddedToken, MAX_ADDED_BYTES, MAX_ADDED_TOKENS};
 use serde_json::{Map, Value, json};
 use std::collections::BTreeMap;
@@ -88,6 +88,8 @@ fn added_tokens(
     pipeline: &str,
 ) -> Result<Vec<AddedToken>, LoadError> {
     let donor = tokenizers::from_json(pipeline)
+        .map_err(|error| LoadError(format!("tokenizer.json: {error}")))?;
+    charsmap::check(donor.get_normalizers())
         .map_err(|error| LoadError(format!("tokenizer.json: {error}")))?;
     // A pattern the crate has no grammar for is refused only when a text is cut.
     donor

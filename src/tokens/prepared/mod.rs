@@ -4,12 +4,13 @@
 //! anything in proportion to the vocabulary. It is read by the release that wrote it only, and is never repaired.
 
 mod build;
+mod charsmap;
 mod container;
 mod load;
 mod tables;
 
 pub use build::prepare;
-pub use load::{Loader, Progress, load};
+pub use load::{Loader, MAX_FILE_BYTES, Progress, load, too_large};
 
 use super::Tokenizer;
 use std::collections::BTreeMap;
