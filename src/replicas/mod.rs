@@ -208,7 +208,7 @@ impl ReplicaTable {
             if new.remove(member.address.as_str()).is_some() {
                 match self.place(cluster, member, from) {
                     Some(place) => from = place + 1,
-                    None => unplaced += 1,
+                    None => (from, unplaced) = (MAX_REPLICAS, unplaced + 1),
                 }
             }
         }

@@ -195,14 +195,19 @@ impl Poller {
         }
         self.ask(link, now);
         if self.dirty || now >= self.publish_due {
-            match link.publish_table(epoch, &self.table) {
-                Ok(()) => {
-                    self.dirty = false;
-                    self.publish_due = now.plus(PUBLISH_INTERVAL);
-                }
-                Err(Refusal::Raced) => self.dirty = true,
-                Err(superseded) => return Err(superseded),
+            self.publish(link, epoch, now)?;
+        }
+        Ok(())
+    }
+
+    fn publish(&mut self, link: &mut Link, epoch: u64, now: Moment) -> Result<(), Refusal> {
+        match link.publish_table(epoch, &self.table) {
+            Ok(()) => {
+                self.dirty = false;
+                self.publish_due = now.plus(PUBLISH_INTERVAL);
             }
+            Err(Refusal::Raced) => self.dirty = true,
+            Err(superseded) => return Err(superseded),
         }
         Ok(())
     }
@@ -385,6 +390,12 @@ impl Poller {
         let Some(replica) = self.table.by_id(id) else { return Some(result) };
         let cluster = replica.cluster.clone();
         if self.table.set_report(id.slot, &report, own, now) {
+            // What was there may be another model's now: that does not wait for a tick.
+            if let Some(epoch) = self.leading
+                && self.publish(link, epoch, now).is_err()
+            {
+                self.leading = None;
+            }
             meters::add(&metrics::RESTARTS, &[], 1);
         }
         self.take_topology(id, &cluster, &report);
