@@ -623,15 +623,17 @@ pub fn spawn(files: &Files, workers: usize, config: &Config, folder: PathBuf) ->
     let log = std::fs::File::create(folder.join("envoy.log")).unwrap();
     let has_base = config.arguments.iter().any(|argument| argument.contains("base-id"));
     let alone = (!has_base).then_some("--disable-hot-restart");
+    let sets_drain = config.arguments.iter().any(|argument| argument == "--drain-time-s");
     let process = Command::new(&files.envoy)
         .args(["-l", config.log_level])
         .args(["--component-log-level", if config.log_level == "trace" { "" } else { "wasm:info" }])
         .args(&config.arguments)
         // File-based discovery wants to know who asks.
         .args(["--service-node", "test", "--service-cluster", "test"])
-        // Only a listener that comes from a file can be replaced.
-        .args(["--drain-time-s", "3", "--concurrency", &workers.to_string(), "-c"])
+        .args(["--concurrency", &workers.to_string(), "-c"])
         .arg(&path)
+        // Only a listener that comes from a file can be replaced.
+        .args((!sets_drain).then_some(["--drain-time-s", "3"]).into_iter().flatten())
         .args(alone)
         .stdout(Stdio::null())
         .stderr(log)
