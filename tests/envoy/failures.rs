@@ -58,7 +58,7 @@ fn a_body_that_envoy_refuses_while_it_is_held_is_counted() {
         // The filter would hold more than the connection may.
         let plan = Plan::new(1, 1).plugin(|plugin| plugin["max_body_bytes"] = json!(64 << 20));
         let rig = Rig::start(&files, plan).await;
-        let body = vec![b' '; 12 << 20];
+        let body = vec![b' '; 24 << 20];
         let ask = Ask::post("/v1/chat/completions", body).chunked(1 << 16);
         assert_eq!(Connection::open(rig.address).await.send(&ask).await.status, 413);
         rig.eventually("the refused one is counted", |scrape| {

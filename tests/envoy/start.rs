@@ -123,8 +123,9 @@ fn a_clients_routing_header_is_neither_obeyed_nor_passed_on() {
 fn the_filter_alone_removes_a_clients_routing_header() {
     with_envoy("the_filter_alone_removes_a_clients_routing_header", |files| async move {
         let mut plan = Plan::new(1, 4);
-        let strip = "- remove: x-gateway-destination-endpoint\n          - name: warmpath\n";
-        plan.config.replace(strip, "- remove: x-other\n          - name: warmpath\n");
+        let next = "\n                - remove: x-envoy-original-dst-host";
+        let strip = format!("- remove: x-gateway-destination-endpoint{next}");
+        plan.config.replace(&strip, &format!("- remove: x-other{next}"));
         a_routing_header_is_not_obeyed(&files, plan).await;
     });
 }
