@@ -6,6 +6,11 @@
 #       memory of a VM and of Envoy with one and four workers. A FOLDER is a Hugging Face model folder, or
 #       holds several; default: tests/data/models.
 #
+#   scripts/bench.sh memory [FOLDER]...
+#       Resident memory of Envoy with 1, 4 and 16 workers, without the filter and with 1 and 3 models, when all is
+#       loaded and after some traffic. A FOLDER is a Hugging Face model folder; default: those of the golden tests
+#       that are there. With fewer than three, some are loaded more than once, from files of their own.
+#
 # ENVOY_BIN names an Envoy to use in place of the pinned one. Compare figures within one run only.
 set -euo pipefail
 cd "$(dirname "${BASH_SOURCE[0]}")/.."
@@ -15,16 +20,30 @@ usage() {
     exit 2
 }
 
-[ "${1:-}" = tokenizers ] || usage
+command=${1:-}
+[ "$command" = tokenizers ] || [ "$command" = memory ] || usage
 shift
-[ "$#" -gt 0 ] || set -- tests/data/models
 target=${CARGO_TARGET_DIR:-target}
 envoy=$(scripts/envoy.sh)
+cargo build --quiet --profile quick --features tools --bin warmpath-prepare
 
+if [ "$command" = memory ]; then
+    if [ "$#" -eq 0 ]; then
+        scripts/models.sh >&2
+        set -- tests/data/models/qwen3
+        [ ! -e .work/models/llama3.1/tokenizer.json ] || set -- "$@" .work/models/llama3.1
+    fi
+    cargo build --quiet --release --lib --target wasm32-wasip1
+    cargo build --quiet --profile quick --features demo --bin warmpath-mock-replica
+    exec python3 scripts/bench/memory.py --envoy "$envoy" \
+        --wasm "$(cd "$target" && pwd)/wasm32-wasip1/release/warmpath.wasm" \
+        --prepare "$target/quick/warmpath-prepare" --mock "$target/quick/warmpath-mock-replica" "$@"
+fi
+
+[ "$#" -gt 0 ] || set -- tests/data/models
 # opt-level 3 as released; fat LTO is left out, it takes minutes.
 CARGO_PROFILE_QUICK_OPT_LEVEL=3 cargo build --quiet --profile quick --target wasm32-wasip1 \
     --features bench --example tokenizer_load
-cargo build --quiet --profile quick --features tools --bin warmpath-prepare
 
 exec python3 scripts/bench/tokenizers.py --envoy "$envoy" \
     --plugin "$target/wasm32-wasip1/quick/examples/tokenizer_load.wasm" \

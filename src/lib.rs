@@ -13,7 +13,7 @@
 //!    replica and a reason.
 //! 5. [`feedback`] reads the response in passing: what it proves goes back into the index.
 //! 6. [`share`] is how the VMs of one Envoy come to see the same, and [`metrics`] what they count.
-//! 7. `shell`, in wasm only, does the host calls.
+//! 7. `shell`, in wasm only, does the host calls; [`loaded`] is what its configurations share.
 //!
 //! None of it but the shell has a clock, chance, I/O or globals. `mock` (feature `demo`) is a
 //! replica for tests and demos; of the modules above it shares those that read a prompt, and none
@@ -26,6 +26,7 @@ pub mod charge;
 pub mod config;
 pub mod feedback;
 pub mod index;
+pub mod loaded;
 pub mod metrics;
 #[cfg(all(feature = "demo", not(target_family = "wasm")))]
 pub mod mock;

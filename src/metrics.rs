@@ -1,8 +1,10 @@
-//! The metrics' names, kinds, labels and meanings; nothing that counts.
+//! The metrics' names, kinds, labels and meanings, and a bound on their series; nothing that counts.
 //!
 //! Envoy's wasm metrics have a name only, so labels are written into it (`reason=cold;`) and
 //! taken out again by the bootstrap's `stats_tags`. The README's table is checked against
 //! [`ALL`].
+
+use hashbrown::HashMap;
 
 /// What kind of number a metric is.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
@@ -67,6 +69,45 @@ impl Metric {
         }
         name.push_str(self.name);
         name
+    }
+}
+
+/// Most series a VM has. Envoy keeps a series for good, so labels that take ever new values
+/// (replica addresses) must end somewhere. A full table of replicas has ten each; half of this
+/// would not hold them, and twice as many cost Envoy some megabytes more.
+const MAX_SERIES: usize = 16_384;
+
+/// There are as many series as there may be.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub struct Full;
+
+/// The ids of the series that a VM has, as Envoy gave them.
+#[derive(Debug, Default)]
+pub struct Series {
+    ids: HashMap<String, Option<u32>>,
+}
+
+impl Series {
+    /// The id of a series, which is defined when it is new. `None` when Envoy would not.
+    ///
+    /// # Errors
+    /// When it is new and there are too many. What counts that is always let in.
+    pub fn id(
+        &mut self,
+        metric: &Metric,
+        labels: &[&str],
+        define: impl FnOnce(Kind, &str) -> Option<u32>,
+    ) -> Result<Option<u32>, Full> {
+        let name = metric.envoy_name(labels);
+        if let Some(id) = self.ids.get(&name) {
+            return Ok(*id);
+        }
+        if self.ids.len() >= MAX_SERIES && *metric != DROPPED_SAMPLES {
+            return Err(Full);
+        }
+        let id = define(metric.kind, &name);
+        self.ids.insert(name, id);
+        Ok(id)
     }
 }
 
@@ -145,6 +186,18 @@ pub const SERVED_ELSEWHERE: Metric = Metric::counter(
     &[],
     "Responses that came from another replica than the chosen one (a retry, or Envoy's own policy)",
 );
+/// Failures by what they prove.
+pub const STRIKES: Metric = Metric::counter(
+    "warmpath_strikes_total",
+    &["kind"],
+    "Failures held against a replica: spared (another one answered the same request), connection (refused, or cut before an answer), error (a 5xx that no other replica made good)",
+);
+/// Suspensions.
+pub const SUSPENSIONS: Metric = Metric::counter(
+    "warmpath_suspensions_total",
+    &[],
+    "Suspensions of a replica for its failures, a failed probe's included",
+);
 /// Time to first token.
 pub const TTFT: Metric = Metric::histogram(
     "warmpath_time_to_first_token_ms",
@@ -153,13 +206,20 @@ pub const TTFT: Metric = Metric::histogram(
 /// Cost of a decision.
 pub const DECISION: Metric = Metric::histogram(
     "warmpath_decision_us",
-    "Microseconds from the complete body to the routing header: parse, render, tokenize, hash, weigh",
+    "Microseconds from the complete body to the routing header: parse, render, tokenize, hash, weigh, and wait for the turn",
 );
+/// How long Envoy's worker was held.
+pub const CALLBACK: Metric = Metric {
+    name: "warmpath_callback_us",
+    kind: Kind::Histogram,
+    labels: &["callback"],
+    help: "Microseconds that one callback held its worker: request_headers, request_body, response_headers, response_body, log, tick or call",
+};
 /// Poll health.
 pub const POLLS: Metric = Metric::counter(
     "warmpath_polls_total",
     &["target", "result"],
-    "Calls of the poller: admin, metrics or models, answered (ok), failed, or unreadable",
+    "Calls of the poller: admin, metrics or models; answered (ok), without all the numbers that routing goes by (incomplete), failed, too_large, or unreadable",
 );
 /// Members that found no place.
 pub const UNPLACED_REPLICAS: Metric = Metric::gauge(
@@ -208,6 +268,12 @@ pub const REPLICA_IN_FLIGHT: Metric = Metric::gauge(
     "warmpath_replica_in_flight",
     &["replica"],
     "Requests that this Envoy has in flight there",
+);
+/// Suspended.
+pub const REPLICA_SUSPENDED: Metric = Metric::gauge(
+    "warmpath_replica_suspended",
+    &["replica"],
+    "1 while the replica is suspended for its failures, until a probe has succeeded; else 0",
 );
 /// Own unfinished.
 pub const REPLICA_UNFINISHED: Metric = Metric::gauge(
@@ -259,6 +325,18 @@ pub const LOG_ORPHANED: Metric = Metric::counter(
     &[],
     "Log records whose parent block is not held here (any more)",
 );
+/// Unsupported topology.
+pub const UNSUPPORTED_TOPOLOGY: Metric = Metric::gauge(
+    "warmpath_unsupported_topology",
+    &["cluster", "kind"],
+    "Replicas whose arrangement routing does not understand: data_parallel (several engines with a cache each behind one address), disaggregated (prompts are computed in one pool and answered in another), weighted (unequal weights, which are not heeded)",
+);
+/// Series beyond the bound.
+pub const DROPPED_SAMPLES: Metric = Metric::counter(
+    "warmpath_dropped_samples_total",
+    &[],
+    "Numbers that were lost because a VM already has 16,384 series",
+);
 /// Host errors.
 pub const HOST_ERRORS: Metric = Metric::counter(
     "warmpath_host_errors_total",
@@ -280,8 +358,11 @@ pub const ALL: &[Metric] = &[
     OVERPREDICTED_TOKENS,
     UNDERPREDICTED_TOKENS,
     SERVED_ELSEWHERE,
+    STRIKES,
+    SUSPENSIONS,
     TTFT,
     DECISION,
+    CALLBACK,
     POLLS,
     UNPLACED_REPLICAS,
     RESTARTS,
@@ -291,6 +372,7 @@ pub const ALL: &[Metric] = &[
     REPLICA_KV_USAGE,
     REPLICA_REPORT_AGE,
     REPLICA_IN_FLIGHT,
+    REPLICA_SUSPENDED,
     REPLICA_UNFINISHED,
     REPLICA_SHADOW,
     REPLICA_CAPACITY,
@@ -300,6 +382,8 @@ pub const ALL: &[Metric] = &[
     TOKENIZER_STEP,
     LOG_LAPPED,
     LOG_ORPHANED,
+    UNSUPPORTED_TOPOLOGY,
+    DROPPED_SAMPLES,
     HOST_ERRORS,
 ];
 
@@ -321,6 +405,25 @@ mod tests {
         let name = REQUESTS.envoy_name(&["a;reason=b c\u{fc}"]);
         assert_eq!(name, "reason=a_reason_b_c_;warmpath_requests_total");
         assert!(REQUESTS.envoy_name(&[&"x".repeat(10_000)]).len() < 200);
+    }
+
+    #[test]
+    fn series_are_defined_once_and_end_somewhere() {
+        let mut series = Series::default();
+        let mut defined = 0;
+        for round in 0..2 {
+            for n in 0..MAX_SERIES + 5 {
+                let address = format!("10.0.0.1:{n}");
+                let id = series.id(&REPLICA_RUNNING, &[&address], |_, _| {
+                    defined += 1;
+                    Some(n as u32)
+                });
+                let expected = if n < MAX_SERIES { Ok(Some(n as u32)) } else { Err(Full) };
+                assert_eq!(id, expected, "round {round}");
+            }
+        }
+        assert_eq!(defined, MAX_SERIES);
+        assert_eq!(series.id(&DROPPED_SAMPLES, &[], |_, _| Some(7)), Ok(Some(7)));
     }
 
     #[test]

@@ -1,11 +1,11 @@
 //! A model as the filter knows it: its tokenizer and its chat template, together.
 //!
-//! It does not fetch its bytes, does not know its own name, and has no clock.
+//! It does not fetch its bytes, does not know its own name, and has no clock: whoever asks says how long it may go on.
 
-use crate::request::{Input, Prompt};
-use crate::template::{ChatTemplate, TemplateError};
+use crate::request::{Input, Prompt, Truncation};
+use crate::template::{ChatTemplate, Rendering, TemplateError};
 use crate::tokens::prepared::{LoadError, Loader, Prepared, Progress};
-use crate::tokens::{EncodeError, Tokenizer};
+use crate::tokens::{EncodeError, Encoding, More, Tokenizer};
 
 /// A loaded model.
 pub struct Model {
@@ -22,6 +22,22 @@ pub enum PromptError {
     Tokenizer(EncodeError),
     /// `truncate_prompt_tokens` cuts where the tokenizer's own special tokens stand.
     Truncation,
+}
+
+/// A prompt on its way to its token ids, in steps of bounded work.
+pub struct Reading {
+    stage: Stage,
+    truncation: Option<Truncation>,
+    adds_special_tokens: bool,
+    /// Seconds since the epoch where the engine is.
+    now: u64,
+}
+
+enum Stage {
+    Rendering(Rendering),
+    Text(String),
+    Encoding(Box<Encoding>),
+    Tokens(Vec<u32>),
 }
 
 impl Model {
@@ -52,37 +68,95 @@ impl Model {
         }
     }
 
-    /// The token ids the engine would compute for this prompt.
+    /// The token ids the engine would compute for this prompt, in one go.
     ///
     /// # Errors
     /// When the template or the tokenizer refuses it.
     pub fn token_ids(&self, prompt: &Prompt, now: u64) -> Result<Vec<u32>, PromptError> {
-        let (ids, adds_special_tokens) = match &prompt.input {
-            Input::Tokens(ids) => (ids.clone(), false),
-            Input::Text { text, add_special_tokens } => {
-                (self.encode(text, *add_special_tokens)?, *add_special_tokens)
+        let mut reading = Reading::new(&mut prompt.clone(), now);
+        loop {
+            if let Some(ids) = reading.go_on(self, &mut || true)? {
+                return Ok(ids);
             }
-            Input::Chat(chat) => {
-                let template =
-                    self.template.as_ref().ok_or(PromptError::Template(TemplateError::Absent))?;
-                let text = template.render(chat, now).map_err(PromptError::Template)?;
-                (self.encode(&text, chat.add_special_tokens)?, chat.add_special_tokens)
-            }
-        };
-        let Some(truncation) = prompt.truncation else { return Ok(ids) };
-        let special_tokens = if adds_special_tokens { self.encode("", true)?.len() } else { 0 };
-        truncation.apply(ids, special_tokens).ok_or(PromptError::Truncation)
+        }
     }
 
-    /// The token ids of an answer's text, as the engine most likely sampled them.
+    /// The token ids of an answer's text, as the engine most likely sampled them, or `None` when there was no time.
     ///
     /// # Errors
     /// When the tokenizer refuses it.
-    pub fn answer_ids(&self, answer: &str) -> Result<Vec<u32>, PromptError> {
-        self.encode(answer, false)
+    pub fn answer_ids(
+        &self,
+        answer: &str,
+        more: More<'_>,
+    ) -> Result<Option<Vec<u32>>, PromptError> {
+        let encoding = self.tokenizer.begin(answer.to_owned(), false);
+        let ids = encoding.and_then(|mut encoding| encoding.go_on(&self.tokenizer, more));
+        ids.map_err(PromptError::Tokenizer)
+    }
+}
+
+impl Reading {
+    /// Begins to read a prompt, and takes its input from it: that is megabytes.
+    pub fn new(prompt: &mut Prompt, now: u64) -> Self {
+        let input = std::mem::replace(&mut prompt.input, Input::Tokens(Vec::new()));
+        let (stage, adds_special_tokens) = match input {
+            Input::Chat(chat) => {
+                let adds = chat.add_special_tokens;
+                (Stage::Rendering(Rendering::Chat(chat)), adds)
+            }
+            Input::Text { text, add_special_tokens } => (Stage::Text(text), add_special_tokens),
+            Input::Tokens(ids) => (Stage::Tokens(ids), false),
+        };
+        Self { stage, truncation: prompt.truncation, adds_special_tokens, now }
     }
 
-    fn encode(&self, text: &str, add_special_tokens: bool) -> Result<Vec<u32>, PromptError> {
-        self.tokenizer.encode(text, add_special_tokens).map_err(PromptError::Tokenizer)
+    /// Goes on while there is `more` time, and for one step at least. The ids come with the last. It must be given the
+    /// same model each time.
+    ///
+    /// # Errors
+    /// When the template or the tokenizer refuses the prompt.
+    pub fn go_on(
+        &mut self,
+        model: &Model,
+        more: More<'_>,
+    ) -> Result<Option<Vec<u32>>, PromptError> {
+        loop {
+            self.stage = match std::mem::replace(&mut self.stage, Stage::Tokens(Vec::new())) {
+                Stage::Rendering(Rendering::Text(text)) => Stage::Text(text),
+                Stage::Rendering(rendering) => {
+                    let absent = PromptError::Template(TemplateError::Absent);
+                    let template = model.template.as_ref().ok_or(absent)?;
+                    let step = template.step(rendering, self.now);
+                    Stage::Rendering(step.map_err(PromptError::Template)?)
+                }
+                Stage::Text(text) => {
+                    let encoding = model.tokenizer.begin(text, self.adds_special_tokens);
+                    Stage::Encoding(Box::new(encoding.map_err(PromptError::Tokenizer)?))
+                }
+                Stage::Encoding(mut encoding) => {
+                    match encoding.go_on(&model.tokenizer, more).map_err(PromptError::Tokenizer)? {
+                        Some(ids) => Stage::Tokens(ids),
+                        None => {
+                            self.stage = Stage::Encoding(encoding);
+                            return Ok(None);
+                        }
+                    }
+                }
+                Stage::Tokens(ids) => return self.truncated(model, ids).map(Some),
+            };
+            if !more() {
+                return Ok(None);
+            }
+        }
+    }
+
+    fn truncated(&self, model: &Model, ids: Vec<u32>) -> Result<Vec<u32>, PromptError> {
+        let Some(truncation) = self.truncation else { return Ok(ids) };
+        let special_tokens = match self.adds_special_tokens {
+            true => model.tokenizer.encode("", true).map_err(PromptError::Tokenizer)?.len(),
+            false => 0,
+        };
+        truncation.apply(ids, special_tokens).ok_or(PromptError::Truncation)
     }
 }

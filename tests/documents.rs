@@ -90,6 +90,62 @@ fn the_shipped_envoy_takes_every_label_out_of_its_name() {
     }
 }
 
+/// The shipped Envoy configurations, by name.
+fn envoy_files() -> Vec<(String, String)> {
+    let folder = Path::new(env!("CARGO_MANIFEST_DIR")).join("envoy");
+    let entries = std::fs::read_dir(&folder).unwrap_or_else(|error| panic!("envoy/: {error}"));
+    let names = entries.filter_map(|entry| entry.ok()?.file_name().into_string().ok());
+    let files = names.filter(|name| name.ends_with(".yaml"));
+    files.map(|name| (name.clone(), document(&format!("envoy/{name}")))).collect()
+}
+
+/// Whether these lines stand in a file one behind the other, all indented as the first one is.
+fn holds(file: &str, block: &[&str]) -> bool {
+    let lines: Vec<&str> = file.lines().collect();
+    lines.windows(block.len()).any(|window| {
+        let first = window.first().copied().unwrap_or_default();
+        let indent = &first[..first.len() - first.trim_start().len()];
+        let is_same = |line: &str, wanted: &str| match line.strip_prefix(indent) {
+            Some(line) => line == wanted,
+            None => line.is_empty() && wanted.is_empty(),
+        };
+        window.iter().zip(block).all(|(line, wanted)| is_same(line, wanted))
+    })
+}
+
+#[test]
+fn readme_shows_verbatim_parts_of_the_shipped_configurations() {
+    let readme = document("README.md");
+    let section = readme.split("\n## ").find(|section| section.starts_with("Into the Envoy"));
+    let mut blocks = 0;
+    for block in section.unwrap().split("```yaml\n").skip(1) {
+        let block: Vec<&str> = block.split("\n```").next().unwrap().lines().collect();
+        let found = envoy_files().iter().any(|(_, file)| holds(file, &block));
+        assert!(found, "no file of envoy/ has this part of README.md:\n{}", block.join("\n"));
+        blocks += 1;
+    }
+    assert!(blocks >= 12, "only {blocks} pieces");
+    let file = "a:\n  b:\n    c: 1\n\n  d: 2\n";
+    assert!(holds(file, &["b:", "  c: 1", "", "d: 2"]));
+    assert!(!holds(file, &["b:", "c: 1"]));
+}
+
+/// A variant has every line of the main file, in its order, but for the comment at the top and the admin.
+#[test]
+fn variants_of_the_shipped_configuration_differ_where_they_say() {
+    let main = document("envoy/envoy.yaml");
+    let own = |line: &&str| {
+        let of_admin = line.contains("port_value: 9901") || line.contains("# Loopback only:");
+        !line.starts_with('#') && !of_admin
+    };
+    for (name, variant) in envoy_files() {
+        let mut lines = variant.lines();
+        for line in main.lines().filter(own) {
+            assert!(lines.any(|other| other == line), "{name} lacks, or has elsewhere: {line}");
+        }
+    }
+}
+
 #[test]
 fn every_path_that_a_document_names_exists() {
     for name in ["README.md", "ARCHITECTURE.md", "CHANGELOG.md"] {

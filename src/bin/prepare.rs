@@ -8,6 +8,7 @@ use std::io::{self, Read};
 use std::path::{Path, PathBuf};
 use std::process::ExitCode;
 use tokenizers::pipeline::{EncodeOptions, PipelineToken};
+use warmpath::model::Model;
 use warmpath::tokens::Tokenizer;
 use warmpath::tokens::prepared::{self, Prepared};
 use xxhash_rust::xxh3::xxh3_64;
@@ -52,6 +53,8 @@ fn run(arguments: &Arguments) -> Result<String, String> {
     let size = bytes.len();
     let checksum = xxh3_64(&bytes);
     let loaded = prepared::load(bytes.clone()).map_err(|error| error.to_string())?;
+    // As the filter does it: what it would refuse is not written.
+    Model::load(bytes.clone()).map_err(|error| error.to_string())?;
     let compared = compare(&loaded.tokenizer, &tokenizer)?;
     fs::write(&arguments.output, bytes).map_err(|error| at(&arguments.output, &error))?;
     Ok(summary(arguments, &loaded, &tokenizer, size, checksum, compared))
@@ -108,6 +111,8 @@ fn compare(ours: &Tokenizer, tokenizer_json: &str) -> Result<usize, String> {
         }
     }
     texts.push(spelled);
+    // All of them as one text, which is longer than what is cut into words at once.
+    texts.push(texts.concat());
     let mut compared = 0;
     for text in &texts {
         for add_special_tokens in [false, true] {

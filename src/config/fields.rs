@@ -69,6 +69,24 @@ impl<'a> Fields<'a> {
         }
     }
 
+    /// A secret that goes into a header.
+    pub(super) fn optional_secret(
+        &mut self,
+        key: &'static str,
+    ) -> Result<Option<String>, ConfigError> {
+        let Some(value) = self.take(key) else { return Ok(None) };
+        let is_visible = |text: &&str| {
+            !text.is_empty() && text.bytes().all(|byte| byte.is_ascii_graphic() || byte == b' ')
+        };
+        match value.as_str().filter(is_visible) {
+            Some(text) => Ok(Some(text.to_owned())),
+            None => {
+                let problem = "expected a text of visible characters".to_owned();
+                Err(error(&self.path_of(key), problem))
+            }
+        }
+    }
+
     pub(super) fn text(&mut self, key: &'static str) -> Result<String, ConfigError> {
         let value = self.require(key)?;
         match value.as_str() {

@@ -6,6 +6,7 @@
 
 mod fields;
 
+use crate::replicas::strikes::PassiveHealth;
 use crate::route::RouteConfig;
 use crate::score::CostConfig;
 use crate::share::LAYOUT;
@@ -24,6 +25,8 @@ pub struct Config {
     pub clusters: Vec<ClusterConfig>,
     /// How a choice is made.
     pub route: RouteConfig,
+    /// What failures seen in passing do to a replica.
+    pub passive_health: PassiveHealth,
     /// Blocks assumed of a replica that has not said its capacity.
     pub default_capacity_blocks: u32,
     /// How often replicas are asked for their load.
@@ -32,6 +35,8 @@ pub struct Config {
     pub poll_timeout: Duration,
     /// Bodies up to this size are held and read.
     pub max_body_bytes: usize,
+    /// How long a request is held for its prompt to be read.
+    pub max_prompt: Duration,
     /// The engine's local time is this far from UTC, in seconds, positive to the east: templates
     /// may print the date.
     pub engine_utc_offset_s: i64,
@@ -58,8 +63,38 @@ pub struct ClusterConfig {
     pub name: String,
     /// Where its members come from.
     pub membership: Membership,
-    /// Cluster through which a single replica can be asked for its load; none: not asked.
-    pub poll_cluster: Option<String>,
+    /// How a single replica can be asked for its load; none: not asked.
+    pub poll: Option<PollConfig>,
+}
+
+/// How a single replica is asked.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct PollConfig {
+    /// Cluster through which each replica can be reached by its address.
+    pub cluster: String,
+    /// Port of the answers, where it is not the one that is served.
+    pub port: Option<u16>,
+    /// `:authority` of the questions, where it is not the replica's address.
+    pub authority: Option<String>,
+    /// What `/v1/models` wants to see.
+    pub api_key: Option<Secret>,
+}
+
+/// A text that is not shown.
+#[derive(Clone, PartialEq, Eq)]
+pub struct Secret(String);
+
+impl Secret {
+    /// The text.
+    pub fn reveal(&self) -> &str {
+        &self.0
+    }
+}
+
+impl fmt::Debug for Secret {
+    fn fmt(&self, formatter: &mut fmt::Formatter<'_>) -> fmt::Result {
+        formatter.write_str("Secret")
+    }
 }
 
 /// Where a cluster's members come from.
@@ -106,10 +141,17 @@ pub const OPTIONS: &[(&str, &str, &str)] = &[
     ("clusters[].admin_cluster", "-", "Envoy cluster"),
     ("clusters[].replicas", "-", "list of ip:port"),
     ("clusters[].poll_cluster", "-", "Envoy cluster"),
+    ("clusters[].poll_port", "-", "port"),
+    ("clusters[].poll_authority", "-", "host name"),
+    ("clusters[].poll_api_key", "-", "text"),
     ("poll_interval_ms", "500", "ms"),
     ("poll_timeout_ms", "2000", "ms"),
     ("stale_after_ms", "3000", "ms"),
+    ("passive_health.failures", "5", "failures"),
+    ("passive_health.base_ms", "1000", "ms"),
+    ("passive_health.max_ms", "30000", "ms"),
     ("max_body_bytes", "1000000", "bytes"),
+    ("max_prompt_ms", "1000", "ms"),
     ("default_block_size", "16", "tokens"),
     ("default_capacity_blocks", "8192", "blocks"),
     ("engine_utc_offset_minutes", "0", "minutes"),
@@ -145,6 +187,10 @@ impl Config {
             Some(value) => cost(&mut Fields::new("cost", value)?)?,
             None => CostConfig::default(),
         };
+        let passive_health = match root.take("passive_health") {
+            Some(value) => passive_health(&mut Fields::new("passive_health", value)?)?,
+            None => PassiveHealth::default(),
+        };
         let explain = match root.take("explain") {
             Some(value) if value.is_object() => Some(explain(&mut Fields::new("explain", value)?)?),
             // Not shown: it may be the secret, one level too high.
@@ -162,11 +208,13 @@ impl Config {
                 stale_after: root.millis("stale_after_ms", 3000, 1, 600_000)?,
                 default_block_size: root.block_size("default_block_size", 16)?,
             },
+            passive_health,
             default_capacity_blocks: root.integer("default_capacity_blocks", 8192, 1, 1 << 26)?
                 as u32,
             poll_interval: root.millis("poll_interval_ms", 500, 50, 60_000)?,
             poll_timeout: root.millis("poll_timeout_ms", 2000, 50, 60_000)?,
             max_body_bytes: root.integer("max_body_bytes", 1_000_000, 1, 256 << 20)? as usize,
+            max_prompt: root.millis("max_prompt_ms", 1000, 1, 600_000)?,
             engine_utc_offset_s: 60
                 * root.signed("engine_utc_offset_minutes", 0, -24 * 60, 24 * 60)?,
             explain,
@@ -282,7 +330,34 @@ fn cluster(fields: &mut Fields<'_>) -> Result<ClusterConfig, ConfigError> {
             return Err(error(&fields.path, problem));
         }
     };
-    Ok(ClusterConfig { name, membership, poll_cluster: fields.optional_text("poll_cluster")? })
+    Ok(ClusterConfig { name, membership, poll: poll(fields)? })
+}
+
+fn poll(fields: &mut Fields<'_>) -> Result<Option<PollConfig>, ConfigError> {
+    let cluster = fields.optional_text("poll_cluster")?;
+    let port = match fields.integer("poll_port", 0, 1, u16::MAX.into())? {
+        0 => None,
+        port => u16::try_from(port).ok(),
+    };
+    let authority = fields.optional_text("poll_authority")?;
+    if authority.as_ref().is_some_and(|text| !text.bytes().all(|byte| byte.is_ascii_graphic())) {
+        return Err(error(&fields.path_of("poll_authority"), "expected a host name".to_owned()));
+    }
+    let api_key = fields.optional_secret("poll_api_key")?;
+    let Some(cluster) = cluster else {
+        let given = [
+            ("poll_port", port.is_some()),
+            ("poll_authority", authority.is_some()),
+            ("poll_api_key", api_key.is_some()),
+        ];
+        return match given.into_iter().find(|(_, given)| *given) {
+            Some((key, _)) => {
+                Err(error(&fields.path_of(key), "of no use without poll_cluster".to_owned()))
+            }
+            None => Ok(None),
+        };
+    };
+    Ok(Some(PollConfig { cluster, port, authority, api_key: api_key.map(Secret) }))
 }
 
 fn cost(fields: &mut Fields<'_>) -> Result<CostConfig, ConfigError> {
@@ -297,6 +372,20 @@ fn cost(fields: &mut Fields<'_>) -> Result<CostConfig, ConfigError> {
         recent_weight: fields.number("recent_weight", 0.1, 0.0, 1.0)?,
         recent_half_life: fields.millis("recent_half_life_ms", 5000, 1, 600_000)?,
     };
+    fields.finish()?;
+    Ok(config)
+}
+
+fn passive_health(fields: &mut Fields<'_>) -> Result<PassiveHealth, ConfigError> {
+    let config = PassiveHealth {
+        failures: fields.integer("failures", 5, 0, 1000)? as u32,
+        base: fields.millis("base_ms", 1000, 1, 600_000)?,
+        max: fields.millis("max_ms", 30_000, 1, 600_000)?,
+    };
+    if config.max < config.base {
+        let problem = format!("expected at least base_ms ({})", config.base.as_millis());
+        return Err(error(&fields.path_of("max_ms"), problem));
+    }
     fields.finish()?;
     Ok(config)
 }
@@ -366,6 +455,14 @@ mod tests {
         );
         check_error(&with(r#","cost":{"x":1}"#), "cost.x: unknown option");
         check_error(
+            &with(r#","passive_health":{"failures":-1}"#),
+            "passive_health.failures: expected a whole number from 0 to 1000, found -1",
+        );
+        check_error(
+            &with(r#","passive_health":{"base_ms":31000}"#),
+            "passive_health.max_ms: expected at least base_ms (31000)",
+        );
+        check_error(
             &with(r#","poll_interval_ms":1"#),
             "poll_interval_ms: expected a whole number from 50 to 60000, found 1",
         );
@@ -407,6 +504,39 @@ mod tests {
     }
 
     #[test]
+    fn how_replicas_are_asked_is_read() {
+        let parse = |options: &str| {
+            let json = with("").replace(r#""name":"pool""#, &format!(r#""name":"pool",{options}"#));
+            Config::parse(json.as_bytes()).map(|config| config.clusters[0].poll.clone())
+        };
+        let all = parse(
+            r#""poll_cluster":"p","poll_port":9000,"poll_authority":"a.svc","poll_api_key":"k1""#,
+        );
+        let poll = all.unwrap().unwrap();
+        assert_eq!((poll.port, poll.authority.as_deref()), (Some(9000), Some("a.svc")));
+        assert_eq!(poll.api_key.as_ref().map(Secret::reveal), Some("k1"));
+        assert!(!format!("{poll:?}").contains("k1"));
+        assert_eq!(parse(r#""poll_port":null"#), Ok(None));
+        let refused = |options: &str| parse(options).unwrap_err().to_string();
+        assert_eq!(
+            refused(r#""poll_port":8000"#),
+            "clusters[0].poll_port: of no use without poll_cluster"
+        );
+        assert_eq!(
+            refused(r#""poll_cluster":"p","poll_port":70000"#),
+            "clusters[0].poll_port: expected a whole number from 1 to 65535, found 70000"
+        );
+        assert_eq!(
+            refused(r#""poll_cluster":"p","poll_authority":"a b""#),
+            "clusters[0].poll_authority: expected a host name"
+        );
+        for key in ["7", "\"a\\nb\"", "\"\""] {
+            let text = refused(&format!(r#""poll_cluster":"p","poll_api_key":{key}"#));
+            assert_eq!(text, "clusters[0].poll_api_key: expected a text of visible characters");
+        }
+    }
+
+    #[test]
     fn a_name_stands_for_one_thing() {
         check_error(
             &format!(r#"{{"models":[{MODEL},{MODEL}],"clusters":[{CLUSTER}]}}"#),
@@ -439,20 +569,14 @@ mod tests {
     #[test]
     fn every_option_is_listed_with_its_default() {
         for (path, default, _) in OPTIONS {
-            let Some(key) =
-                path.strip_prefix("cost.").or((!path.contains(['.', '['])).then_some(path))
-            else {
-                continue;
-            };
-            if default.is_empty() || *default == "-" {
+            if path.contains('[') || default.is_empty() || *default == "-" {
                 continue;
             }
-            let option = format!("\"{key}\":{default}");
-            let json = if path.starts_with("cost.") {
-                with(&format!(r#","cost":{{{option}}}"#))
-            } else {
-                with(&format!(",{option}"))
+            let option = match path.split_once('.') {
+                Some((group, key)) => format!(r#","{group}":{{"{key}":{default}}}"#),
+                None => format!(r#","{path}":{default}"#),
             };
+            let json = with(&option);
             let listed = Config::parse(json.as_bytes());
             assert_eq!(listed, Config::parse(with("").as_bytes()), "{path}");
         }

@@ -19,6 +19,10 @@ pub struct Control {
     pub refuse: bool,
     /// Cut a stream's connection after this many tokens.
     pub cut_after: Option<usize>,
+    /// Answer prompts whose body has this text with 500, whoever sends them.
+    pub poison: Option<String>,
+    /// Answer nothing at all, `/health` included, as a stopped process does.
+    pub freeze: bool,
     /// Send the role chunk of a chat stream before the first token, as some engines do.
     pub early_role: bool,
     /// The status of `/health`, when not 200.
@@ -52,11 +56,27 @@ pub enum MetricsMode {
     Nan,
     /// Status 500.
     Error,
+    /// Nothing.
+    Empty,
+    /// A page for people.
+    Html,
+    /// Compressed, which nobody asked for.
+    Gzip,
+    /// The truth under names that no engine has.
+    Renamed,
+    /// Each page says that the process started before the last page's did.
+    Backwards,
+    /// Every series twice, the first time with another number.
+    Twice,
+    /// The truth of two engines behind one address.
+    Ranks,
+    /// The truth of an engine that computes prompts for others.
+    Prefill,
 }
 
 impl Control {
     /// Changes what `wish`, an object, names; `{"reset": true}` takes everything back first. Other
-    /// keys: `fail: {status, count?}`, `slow_ms`, `hang`, `refuse`, `refuse_ms` (which the server times), `cut_after`, `early_role`,
+    /// keys: `fail: {status, count?}`, `slow_ms`, `hang`, `refuse`, `refuse_ms` (which the server times), `cut_after`, `poison`, `freeze`, `early_role`,
     /// `health`, `metrics`; null takes one back.
     ///
     /// # Errors
@@ -97,6 +117,8 @@ impl Control {
             "hang" => self.hang = flag()?,
             "refuse" => self.refuse = flag()?,
             "cut_after" => self.cut_after = optional(value, |v| usize::try_from(v.as_u64()?).ok())?,
+            "poison" => self.poison = optional(value, |v| v.as_str().map(str::to_owned))?,
+            "freeze" => self.freeze = flag()?,
             "early_role" => self.early_role = flag()?,
             "health" => self.health = optional(value, |v| u16::try_from(v.as_u64()?).ok())?,
             "metrics" => self.metrics = optional(value, MetricsMode::read)?.unwrap_or_default(),
@@ -126,6 +148,14 @@ impl MetricsMode {
             "slow" => Self::Slow,
             "nan" => Self::Nan,
             "error" => Self::Error,
+            "empty" => Self::Empty,
+            "html" => Self::Html,
+            "gzip" => Self::Gzip,
+            "renamed" => Self::Renamed,
+            "backwards" => Self::Backwards,
+            "twice" => Self::Twice,
+            "ranks" => Self::Ranks,
+            "prefill" => Self::Prefill,
             _ => return None,
         })
     }

@@ -23,8 +23,8 @@ pub mod speech;
 pub use replica::{Replica, ReplicaConfig, Skew};
 
 use engine::Engine;
-use hyper::server::conn::http1;
-use hyper_util::rt::TokioIo;
+use hyper_util::rt::{TokioExecutor, TokioIo};
+use hyper_util::server::conn::auto;
 use hyper_util::service::TowerToHyperService;
 use speech::Speech;
 use std::io;
@@ -100,9 +100,9 @@ async fn accept(listener: TcpListener, address: SocketAddr, replica: Arc<Replica
             let service = TowerToHyperService::new(router.clone());
             connections.spawn(async move {
                 let _ = stream.set_nodelay(true);
-                let connection =
-                    http1::Builder::new().serve_connection(TokioIo::new(stream), service);
-                let _ = connection.await;
+                // HTTP/1.1 or HTTP/2, as the client begins.
+                let builder = auto::Builder::new(TokioExecutor::new());
+                let _ = builder.serve_connection(TokioIo::new(stream), service).await;
             });
         }
         listener = Some(open);

@@ -75,6 +75,9 @@ async fn observe(State(replica): Shared, request: HttpRequest, next: Next) -> Re
         body_bytes: bytes.len(),
         body_sha256: format!("{:x}", Sha256::digest(&bytes)),
     });
+    while replica.control().freeze {
+        sleep(HANG_POLL).await;
+    }
     let mut response = next.run(HttpRequest::from_parts(parts, Body::from(bytes))).await;
     if let Ok(name) = HeaderValue::from_str(&replica.config.name) {
         response.headers_mut().insert("x-mock-replica", name);
@@ -99,7 +102,7 @@ async fn generate(
     body: Bytes,
 ) -> Result<Response, ApiError> {
     let arrived = Instant::now();
-    misbehave(&replica).await?;
+    misbehave(&replica, &body).await?;
     let kind =
         headers.get(header::CONTENT_TYPE).and_then(|value| value.to_str().ok()).unwrap_or_default();
     if !kind.starts_with("application/json") {
@@ -116,10 +119,14 @@ async fn generate(
     Ok(([(header::CONTENT_TYPE, kind)], Body::new(ticket.stream())).into_response())
 }
 
-async fn misbehave(replica: &Replica) -> Result<(), ApiError> {
+async fn misbehave(replica: &Replica, body: &[u8]) -> Result<(), ApiError> {
     let (failure, control) = replica.set_control(|control| (control.failure(), control.clone()));
     if let Some(status) = failure {
         return Err(ApiError::internal(status, "failed on demand"));
+    }
+    let has = |text: &String| body.windows(text.len().max(1)).any(|part| part == text.as_bytes());
+    if control.poison.as_ref().is_some_and(has) {
+        return Err(ApiError::internal(500, "poisoned"));
     }
     while replica.control().hang {
         sleep(HANG_POLL).await;
@@ -208,6 +215,25 @@ async fn metrics(State(replica): Shared) -> Response {
             let bytes: Vec<u8> = (0..4096_u32).map(|i| ((i * 193) >> 3) as u8).collect();
             return bytes.into_response();
         }
+        MetricsMode::Empty => text.clear(),
+        MetricsMode::Html => {
+            text = "<html><body>vllm:num_requests_running 0</body></html>".to_owned()
+        }
+        MetricsMode::Gzip => {
+            let bytes = [b"\x1f\x8b\x08\0".as_slice(), &[0xfe; 400]].concat();
+            return ([(header::CONTENT_ENCODING, "gzip")], bytes).into_response();
+        }
+        MetricsMode::Renamed => text = text.replace("vllm:", "engine:"),
+        MetricsMode::Backwards => {
+            let started = 1e9 - replica.next_number() as f64;
+            text = text.replace(
+                &format!("process_start_time_seconds {}", replica.identity.started),
+                &format!("process_start_time_seconds {started}"),
+            );
+        }
+        MetricsMode::Twice => text = text.replace("} 0.0\n", "} 900.0\n") + &text,
+        MetricsMode::Ranks => text = text.replace("engine=\"0\"", "engine=\"1\"") + &text,
+        MetricsMode::Prefill => text.push_str("vllm:nixl_bytes_transferred_sum 1.0\n"),
         MetricsMode::Error => return StatusCode::INTERNAL_SERVER_ERROR.into_response(),
         MetricsMode::Huge => {
             let other = "other_metric{a=\"b\"} 1.0\n";

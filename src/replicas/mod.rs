@@ -5,11 +5,15 @@
 //! replica's own `/metrics` and `/v1/models`) and publishes it; every VM reads the same table.
 //! Nothing here fetches, and nothing here knows what a replica has cached.
 
+pub mod attempts;
 pub mod clusters;
 pub mod models;
+pub mod schedule;
 pub mod stats;
+pub mod strikes;
 
 use crate::tokens::blocks::BlockSize;
+use hashbrown::HashMap;
 use std::time::Duration;
 
 /// A replica's identity for as long as its cache can be the same one.
@@ -80,6 +84,8 @@ pub struct Replica {
     pub address: String,
     /// Envoy's verdict.
     pub health: Health,
+    /// Envoy's priority: replicas of a higher number stand by.
+    pub priority: u32,
     /// The last report, when there was one.
     pub load: Option<Load>,
     /// Tokens per KV block, when the engine said so.
@@ -93,10 +99,10 @@ pub struct Replica {
 }
 
 impl Replica {
-    /// Whether a request for the model with these names may go there. A replica that has not
-    /// listed its models is not ruled out.
-    pub fn serves(&self, names: &[String]) -> bool {
-        self.models.as_ref().is_none_or(|models| models.iter().any(|model| names.contains(model)))
+    /// Whether it serves the model with these names; `None` until it has listed its models.
+    pub fn serves(&self, names: &[String]) -> Option<bool> {
+        let models = self.models.as_ref()?;
+        Some(models.iter().any(|model| names.contains(model)))
     }
 
     /// The report, unless it is older than `stale_after`.
@@ -112,6 +118,15 @@ pub struct Member {
     pub address: String,
     /// Envoy's verdict.
     pub health: Health,
+    /// Envoy's priority.
+    pub priority: u32,
+}
+
+impl Member {
+    /// A member that nothing is known against, of the first priority.
+    pub fn healthy(address: String) -> Self {
+        Self { address, health: Health::Healthy, priority: 0 }
+    }
 }
 
 /// All replicas, at stable places.
@@ -174,54 +189,57 @@ impl ReplicaTable {
     /// Makes a cluster's replicas those of `members`: keeps who stays, removes who left, places
     /// who is new. Returns how many found no place.
     pub fn set_members(&mut self, cluster: &str, members: &[Member]) -> usize {
+        let mut new: HashMap<&str, &Member> =
+            members.iter().map(|member| (member.address.as_str(), member)).collect();
         for slot in &mut self.slots {
-            let gone = slot.replica.as_ref().is_some_and(|replica| {
-                replica.cluster == cluster
-                    && !members.iter().any(|member| member.address == replica.address)
-            });
-            if gone {
-                slot.replica = None;
+            let Some(replica) = slot.replica.as_mut().filter(|r| r.cluster == cluster) else {
+                continue;
+            };
+            match new.remove(replica.address.as_str()) {
+                Some(member) => {
+                    replica.health = member.health;
+                    replica.priority = member.priority;
+                }
+                None => slot.replica = None,
             }
         }
-        let mut unplaced = 0;
+        let (mut unplaced, mut from) = (0, 0);
         for member in members {
-            let known =
-                self.slots.iter_mut().filter_map(|slot| slot.replica.as_mut()).find(|replica| {
-                    replica.cluster == cluster && replica.address == member.address
-                });
-            match known {
-                Some(replica) => replica.health = member.health,
-                None => unplaced += usize::from(!self.place(cluster, member)),
+            if new.remove(member.address.as_str()).is_some() {
+                match self.place(cluster, member, from) {
+                    Some(place) => from = place + 1,
+                    None => unplaced += 1,
+                }
             }
         }
         unplaced
     }
 
-    fn place(&mut self, cluster: &str, member: &Member) -> bool {
-        let free = self.slots.iter().position(|slot| slot.replica.is_none());
-        let index = free.unwrap_or(self.slots.len());
+    /// Places a new member at the first free place from `from` on, and says where.
+    fn place(&mut self, cluster: &str, member: &Member, from: usize) -> Option<usize> {
+        let free = self.slots.iter().skip(from).position(|slot| slot.replica.is_none());
+        let index = free.map_or(self.slots.len(), |free| from + free);
         if index >= MAX_REPLICAS {
-            return false;
+            return None;
         }
         if index == self.slots.len() {
             self.slots.push(Slot::default());
         }
-        let (Some(slot), Ok(number)) = (self.slots.get_mut(index), u32::try_from(index)) else {
-            return false;
-        };
+        let slot = self.slots.get_mut(index)?;
         slot.incarnation = slot.incarnation.wrapping_add(1);
         slot.replica = Some(Replica {
-            id: ReplicaId { slot: number, incarnation: slot.incarnation },
+            id: ReplicaId { slot: u32::try_from(index).ok()?, incarnation: slot.incarnation },
             cluster: cluster.to_owned(),
             address: member.address.clone(),
             health: member.health,
+            priority: member.priority,
             load: None,
             block_size: None,
             capacity_blocks: None,
             started_at: None,
             models: None,
         });
-        true
+        Some(index)
     }
 
     /// Takes in one `/metrics` report. A changed process start time means a new process, so a new
@@ -236,7 +254,11 @@ impl ReplicaTable {
         if restarted {
             place.incarnation = place.incarnation.wrapping_add(1);
             replica.id.incarnation = place.incarnation;
+            // The new process may be another engine with another model.
             replica.models = None;
+            replica.load = None;
+            replica.block_size = None;
+            replica.capacity_blocks = None;
         }
         replica.started_at = report.started_at.or(replica.started_at);
         replica.block_size = report.block_size.or(replica.block_size);
@@ -277,7 +299,7 @@ mod tests {
     use super::*;
 
     fn member(address: &str) -> Member {
-        Member { address: address.to_owned(), health: Health::Healthy }
+        Member::healthy(address.to_owned())
     }
 
     fn id(table: &ReplicaTable, address: &str) -> ReplicaId {
@@ -347,6 +369,32 @@ mod tests {
         assert!(!table.set_report(0, &started(100.0), 0, Moment(2)));
         assert!(table.set_report(0, &started(200.0), 0, Moment(3)));
         assert_ne!(id(&table, "a:1"), first);
+    }
+
+    #[test]
+    fn a_new_process_is_known_by_nothing_but_its_own_words() {
+        let mut table = ReplicaTable::default();
+        table.set_members("c", &[member("a:1")]);
+        let full = stats::Report {
+            running: Some(3),
+            waiting: Some(1),
+            block_size: BlockSize::new(64),
+            capacity_blocks: Some(9),
+            ..started(1.0)
+        };
+        table.set_report(0, &full, 0, Moment(5));
+        table.set_models(0, vec!["m".to_owned()]);
+        table.set_report(0, &started(0.5), 0, Moment(9));
+        let replica = table.at(0).unwrap();
+        assert_eq!((replica.load, replica.block_size), (None, None), "a clock that went back, too");
+        assert_eq!((replica.capacity_blocks, &replica.models), (None, &None));
+    }
+
+    #[test]
+    fn a_member_that_is_named_twice_has_one_place() {
+        let mut table = ReplicaTable::default();
+        assert_eq!(table.set_members("c", &[member("a:1"), member("a:1")]), 0);
+        assert_eq!(table.iter().count(), 1);
     }
 
     #[test]

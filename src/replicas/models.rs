@@ -6,7 +6,7 @@
 use serde_json::Value;
 
 /// A longer answer is not read: an engine writes some 500 bytes a model, and adapters are models.
-const MAX_ANSWER_BYTES: usize = 1 << 20;
+pub const MAX_ANSWER_BYTES: usize = 1 << 20;
 
 /// Most names of one replica.
 const MAX_NAMES: usize = 1024;

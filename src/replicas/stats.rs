@@ -5,6 +5,7 @@
 //! is as absent as one that is not there.
 
 use crate::tokens::blocks::BlockSize;
+use hashbrown::HashMap;
 
 /// What one page said. Every field is optional, since engines rename and drop series.
 #[derive(Debug, Clone, PartialEq, Default)]
@@ -23,42 +24,47 @@ pub struct Report {
     /// `process_start_time_seconds` and of the creation time of vLLM's own counters (the former
     /// is printed with so few digits that a quick restart need not change it).
     pub started_at: Option<f64>,
+    /// Engines behind the address, each with a cache of its own.
+    pub engines: usize,
+    /// Whether it takes part in computing prompts in one pool and answers in another.
+    pub disaggregated: bool,
 }
 
-/// A page longer than this is not read to its end: an engine's is 50 kB, so 4 MB is a mistake or
-/// an attack, and reading it would hold a worker for milliseconds.
-const MAX_PAGE_BYTES: usize = 4 << 20;
+/// A page longer than this is not read: an engine's is 50 kB, so 2 MB is forty of them, a mistake
+/// or an attack. Reading twice as much would hold the thread for longer than requests should wait.
+pub const MAX_PAGE_BYTES: usize = 2 << 20;
+
+/// Most engines of one page: beyond them their numbers are not told apart, and none is believed.
+const MAX_ENGINES: usize = 256;
 
 impl Report {
     /// Reads a page. `None` when nothing in it is a series that any known engine exports.
     pub fn parse(page: &str) -> Option<Self> {
+        if page.len() > MAX_PAGE_BYTES {
+            return None;
+        }
         let mut report = Self::default();
+        let mut counts = Counts::default();
         let mut sglang = Sglang::default();
-        let end = page.floor_char_boundary(MAX_PAGE_BYTES);
-        for line in page.get(..end).unwrap_or_default().lines() {
+        for line in page.lines() {
             if let Some(series) = Series::parse(line) {
                 report.take(&series);
+                counts.take(&series);
                 sglang.take(&series);
             }
         }
+        counts.finish(&mut report);
         sglang.finish(&mut report);
         (report != Self::default()).then_some(report)
     }
 
+    /// Whether it says all that routing goes by.
+    pub fn is_complete(&self) -> bool {
+        self.running.is_some() && self.waiting.is_some() && self.kv_usage.is_some()
+    }
+
     fn take(&mut self, series: &Series<'_>) {
         match series.name {
-            "vllm:num_requests_running" | "sglang:num_running_reqs" => {
-                add(&mut self.running, series.count());
-            }
-            "vllm:num_requests_waiting" | "sglang:num_queue_reqs" => {
-                add(&mut self.waiting, series.count());
-            }
-            // `gpu_cache_usage_perc` is the name before vLLM 0.10.
-            "vllm:kv_cache_usage_perc" | "vllm:gpu_cache_usage_perc" | "sglang:token_usage" => {
-                if let Some(value) = series.share() {
-                    self.kv_usage = Some(self.kv_usage.unwrap_or(0.0).max(value));
-                }
-            }
             "vllm:cache_config_info" => {
                 // Where both are there, the effective size is the one blocks are hashed at.
                 let size = series
@@ -76,8 +82,75 @@ impl Report {
                     (known, value) => known.or(value),
                 };
             }
+            // vLLM's connector between the pools.
+            name if name.starts_with("vllm:nixl_") => self.disaggregated = true,
             _ => {}
         }
+    }
+}
+
+/// One engine's counts. A series that is there twice counts once, the last.
+#[derive(Default)]
+struct Counts<'a> {
+    engines: HashMap<&'a str, Engine>,
+    disaggregated: bool,
+    too_many: bool,
+}
+
+#[derive(Default)]
+struct Engine {
+    running: Option<u32>,
+    waiting: Option<u32>,
+    kv_usage: Option<f64>,
+    old_kv_usage: Option<f64>,
+}
+
+impl<'a> Counts<'a> {
+    fn take(&mut self, series: &Series<'a>) {
+        let set: fn(&mut Engine, &Series<'_>) = match series.name {
+            "vllm:num_requests_running" | "sglang:num_running_reqs" => {
+                |engine, series| engine.running = series.count()
+            }
+            "vllm:num_requests_waiting" | "sglang:num_queue_reqs" => {
+                |engine, series| engine.waiting = series.count()
+            }
+            "vllm:kv_cache_usage_perc" | "sglang:token_usage" => {
+                |engine, series| engine.kv_usage = series.share()
+            }
+            // The name before vLLM 0.10.
+            "vllm:gpu_cache_usage_perc" => |engine, series| engine.old_kv_usage = series.share(),
+            _ => return,
+        };
+        // The ranks that share one engine's work would each count its requests.
+        let is_first = |name| series.label(name).is_none_or(|rank| rank == "0");
+        if !is_first("tp_rank") || !is_first("pp_rank") {
+            return;
+        }
+        let role = series.label("engine_type");
+        self.disaggregated |= matches!(role, Some("prefill" | "decode"));
+        let rank = series.label("engine").or_else(|| series.label("dp_rank")).unwrap_or("");
+        if self.engines.len() >= MAX_ENGINES && !self.engines.contains_key(rank) {
+            self.too_many = true;
+            return;
+        }
+        set(self.engines.entry(rank).or_default(), series);
+    }
+
+    fn finish(self, report: &mut Report) {
+        report.engines = self.engines.len();
+        report.disaggregated |= self.disaggregated;
+        if self.too_many {
+            return;
+        }
+        // One engine whose number makes no sense makes the sum unknown.
+        let sum = |of: fn(&Engine) -> Option<u32>| {
+            let counts = self.engines.values().map(of);
+            counts.reduce(|sum, count| Some(sum?.saturating_add(count?))).flatten()
+        };
+        report.running = sum(|engine| engine.running);
+        report.waiting = sum(|engine| engine.waiting);
+        let usages = self.engines.values().filter_map(|e| e.kv_usage.or(e.old_kv_usage));
+        report.kv_usage = usages.reduce(f64::max);
     }
 }
 
@@ -113,12 +186,6 @@ impl Sglang {
                 report.capacity_blocks = Some(blocks as u32);
             }
         }
-    }
-}
-
-fn add(sum: &mut Option<u32>, value: Option<u32>) {
-    if let Some(value) = value {
-        *sum = Some(sum.unwrap_or(0).saturating_add(value));
     }
 }
 
@@ -222,6 +289,8 @@ mod tests {
                 block_size: BlockSize::new(32),
                 capacity_blocks: Some(2048),
                 started_at: report.as_ref().and_then(|report| report.started_at),
+                engines: 1,
+                disaggregated: false,
             })
         );
         assert!(report.is_some_and(|report| report.started_at > Some(1.7e9)));
@@ -241,28 +310,74 @@ mod tests {
                 block_size: BlockSize::new(16),
                 capacity_blocks: Some(100),
                 started_at: None,
+                engines: 1,
+                disaggregated: false,
             }),
         );
     }
 
     #[test]
-    fn the_older_name_of_kv_usage_is_read() {
-        let page = "vllm:gpu_cache_usage_perc{model_name=\"m\"} 0.5";
-        check(page, Some(Report { kv_usage: Some(0.5), ..Report::default() }));
+    fn either_name_of_kv_usage_is_read_and_the_newer_wins() {
+        let old = "vllm:gpu_cache_usage_perc{model_name=\"m\"} 0.5\n";
+        let new = "vllm:kv_cache_usage_perc{model_name=\"m\"} 0.25\n";
+        let with = |usage| Some(Report { kv_usage: Some(usage), engines: 1, ..Report::default() });
+        check(old, with(0.5));
+        check(new, with(0.25));
+        check(&format!("{new}{old}"), with(0.25));
+        check(&format!("{old}{new}"), with(0.25));
+        assert!(!Report::parse(new).unwrap().is_complete(), "and what is not there is unknown");
     }
 
     #[test]
     fn engines_of_one_page_are_summed() {
         let page =
             "vllm:num_requests_running{engine=\"0\"} 2\nvllm:num_requests_running{engine=\"1\"} 3";
-        check(page, Some(Report { running: Some(5), ..Report::default() }));
+        check(page, Some(Report { running: Some(5), engines: 2, ..Report::default() }));
+        let unknown = format!("{page}\nvllm:num_requests_running{{engine=\"2\"}} NaN");
+        check(&unknown, Some(Report { engines: 3, ..Report::default() }));
+        let many: String =
+            (0..300).map(|n| format!("vllm:num_requests_running{{engine=\"{n}\"}} 1\n")).collect();
+        check(&many, Some(Report { engines: MAX_ENGINES, ..Report::default() }));
+    }
+
+    #[test]
+    fn a_series_that_is_there_twice_counts_once() {
+        let page =
+            "vllm:num_requests_running{engine=\"0\"} 2\nvllm:num_requests_running{engine=\"0\"} 3";
+        check(page, Some(Report { running: Some(3), engines: 1, ..Report::default() }));
+    }
+
+    #[test]
+    fn ranks_that_share_an_engines_work_count_it_once() {
+        let page: String = (0..4)
+            .map(|rank| format!("sglang:num_running_reqs{{dp_rank=\"0\",tp_rank=\"{rank}\"}} 3\n"))
+            .collect();
+        check(&page, Some(Report { running: Some(3), engines: 1, ..Report::default() }));
+    }
+
+    #[test]
+    fn pools_for_prompts_and_answers_are_seen() {
+        let pool =
+            Some(Report { running: Some(1), engines: 1, disaggregated: true, ..Report::default() });
+        check("sglang:num_running_reqs{engine_type=\"decode\"} 1", pool.clone());
+        check("vllm:num_requests_running 1\nvllm:nixl_bytes_transferred_sum 9", pool);
+        let one = Some(Report { running: Some(1), engines: 1, ..Report::default() });
+        check("sglang:num_running_reqs{engine_type=\"unified\"} 1", one);
+    }
+
+    #[test]
+    fn a_page_beyond_any_engines_is_not_read() {
+        let page = "vllm:num_requests_running 1\n";
+        assert_eq!(Report::parse(&format!("{page}{}", "#".repeat(MAX_PAGE_BYTES))), None);
     }
 
     #[test]
     fn absurd_numbers_are_absent() {
         for value in ["NaN", "-1", "+Inf", "1e300", "many", ""] {
-            check(&format!("vllm:num_requests_running{{}} {value}"), None);
-            check(&format!("vllm:kv_cache_usage_perc {value}"), None);
+            for name in ["vllm:num_requests_running", "vllm:kv_cache_usage_perc"] {
+                let report = Report::parse(&format!("{name}{{}} {value}")).unwrap_or_default();
+                assert_eq!((report.running, report.kv_usage), (None, None), "{name} {value}");
+            }
         }
         check("vllm:cache_config_info{block_size=\"0\",num_gpu_blocks=\"0\"} 1", None);
     }
@@ -270,7 +385,7 @@ mod tests {
     #[test]
     fn a_brace_or_quote_inside_a_label_does_not_end_it() {
         let page = r#"vllm:num_requests_running{a="}\"",b="{"} 4"#;
-        check(page, Some(Report { running: Some(4), ..Report::default() }));
+        check(page, Some(Report { running: Some(4), engines: 1, ..Report::default() }));
     }
 
     #[test]

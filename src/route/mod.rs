@@ -9,6 +9,7 @@ pub use reason::Reason;
 
 use crate::charge::Charges;
 use crate::index::PrefixIndex;
+use crate::replicas::strikes::Strikes;
 use crate::replicas::{Health, Moment, Replica, ReplicaId, ReplicaTable};
 use crate::score::{self, Cost, CostConfig, Signals};
 use crate::tokens::blocks::{BlockHash, BlockSize, Chain, ChainSeed};
@@ -71,6 +72,8 @@ pub struct View<'a> {
     pub index: &'a PrefixIndex,
     /// What is in flight, over all VMs.
     pub charges: &'a Charges,
+    /// What is held against replicas, by all VMs.
+    pub strikes: &'a Strikes,
     /// The time.
     pub now: Moment,
 }
@@ -118,12 +121,14 @@ pub struct Decision {
     pub chain: Option<Chain>,
     /// The prompt's tokens, or the guess.
     pub prompt_tokens: u32,
+    /// Replicas that might have been chosen but for their failures.
+    pub suspended: usize,
 }
 
 impl Decision {
     /// A decision to leave the choice to Envoy.
     pub fn unrouted(reason: Reason) -> Self {
-        Self { reason, ranked: Vec::new(), chain: None, prompt_tokens: 0 }
+        Self { reason, ranked: Vec::new(), chain: None, prompt_tokens: 0, suspended: 0 }
     }
 
     /// The choice.
@@ -147,6 +152,9 @@ impl Decision {
     pub fn explain(&self) -> String {
         let mut text =
             format!("reason={}, prompt_tokens={}", self.reason.as_str(), self.prompt_tokens);
+        if self.suspended > 0 {
+            text.push_str(&format!(", suspended={}", self.suspended));
+        }
         for candidate in &self.ranked {
             let Candidate { address, overlap_tokens, cost, .. } = candidate;
             let Cost { wait, prefill, stall, decode, pressure } = cost;
@@ -170,10 +178,11 @@ impl Decision {
 
 /// Decides.
 pub fn decide(config: &RouteConfig, view: &View<'_>, question: &Question<'_>) -> Decision {
-    let replicas = match eligible(view.table, question) {
-        Ok(replicas) => replicas,
+    let serving = match serving(view.table, question) {
+        Ok(serving) => serving,
         Err(reason) => return Decision::unrouted(reason),
     };
+    let (replicas, suspended) = unsuspended(view, serving);
     let chains = chains(config, &replicas, question);
     let prompt_tokens = match question.prompt {
         PromptKnowledge::Tokens { tokens, .. } => u32::try_from(tokens.len()).unwrap_or(u32::MAX),
@@ -203,10 +212,11 @@ pub fn decide(config: &RouteConfig, view: &View<'_>, question: &Question<'_>) ->
         chains.into_iter().find(|chain| chain.block_size() == chosen.block_size)
     });
     let reason = reason(question, chosen, chain.as_ref(), best_overlap);
-    Decision { reason, ranked: candidates, chain, prompt_tokens }
+    Decision { reason, ranked: candidates, chain, prompt_tokens, suspended }
 }
 
-fn eligible<'a>(
+/// Who may get it, as far as Envoy and the replicas themselves say.
+fn serving<'a>(
     table: &'a ReplicaTable,
     question: &Question<'a>,
 ) -> Result<Vec<&'a Replica>, Reason> {
@@ -220,9 +230,28 @@ fn eligible<'a>(
         return Err(Reason::NoHealthyReplica);
     }
     let names = question.model_names;
-    let serving: Vec<&Replica> =
-        healthy.into_iter().filter(|replica| names.is_empty() || replica.serves(names)).collect();
+    if names.is_empty() {
+        return Ok(healthy);
+    }
+    let of = |serves: Option<bool>| -> Vec<&Replica> {
+        healthy.iter().filter(|replica| replica.serves(names) == serves).copied().collect()
+    };
+    // Who has not listed its models yet has just come, or come back as another model's.
+    let serving = Some(of(Some(true))).filter(|serving| !serving.is_empty());
+    let serving = serving.unwrap_or_else(|| of(None));
     if serving.is_empty() { Err(Reason::ModelNotServed) } else { Ok(serving) }
+}
+
+/// Those of the first priority that has any which is not suspended, and how many are. Where all
+/// are, it is not theirs alone, and being refused by a replica is no worse than being refused here.
+fn unsuspended<'a>(view: &View<'_>, serving: Vec<&'a Replica>) -> (Vec<&'a Replica>, usize) {
+    let bars = |replica: &Replica| view.strikes.of(replica.id).bars(view.now);
+    let free: Vec<&Replica> = serving.iter().filter(|replica| !bars(replica)).copied().collect();
+    let suspended = serving.len() - free.len();
+    let mut candidates = if free.is_empty() { serving } else { free };
+    let first = candidates.iter().map(|replica| replica.priority).min().unwrap_or(0);
+    candidates.retain(|replica| replica.priority == first);
+    (candidates, suspended)
 }
 
 /// The prompt's chain, once for each block size among the replicas.
@@ -341,6 +370,7 @@ fn reason(
 #[cfg(test)]
 mod tests {
     use super::*;
+    use crate::replicas::strikes::{PassiveHealth, Proof};
     use crate::replicas::{Load, Member};
 
     struct Fleet {
@@ -348,13 +378,13 @@ mod tests {
         table: ReplicaTable,
         index: PrefixIndex,
         charges: Charges,
+        strikes: Strikes,
         now: Moment,
     }
 
     fn fleet(replicas: usize) -> Fleet {
-        let members: Vec<Member> = (0..replicas)
-            .map(|n| Member { address: format!("10.0.0.{n}:80"), health: Health::Healthy })
-            .collect();
+        let members: Vec<Member> =
+            (0..replicas).map(|n| Member::healthy(format!("10.0.0.{n}:80"))).collect();
         let mut table = ReplicaTable::default();
         table.set_members("pool", &members);
         Fleet {
@@ -368,6 +398,7 @@ mod tests {
             table,
             index: PrefixIndex::new(),
             charges: Charges::default(),
+            strikes: Strikes::default(),
             now: Moment::default().plus(Duration::from_secs(100)),
         }
     }
@@ -383,6 +414,7 @@ mod tests {
                 table: &self.table,
                 index: &self.index,
                 charges: &self.charges,
+                strikes: &self.strikes,
                 now: self.now,
             };
             let question = Question {
@@ -506,12 +538,34 @@ mod tests {
     }
 
     #[test]
+    fn suspended_replicas_are_left_out_unless_all_are() {
+        let mut fleet = fleet(3);
+        let suspend = |fleet: &mut Fleet, slot| {
+            let (id, none) = (fleet.table.at(slot).unwrap().id, Strikes::default());
+            let config = PassiveHealth::default();
+            fleet.strikes.failed(&config, &none, id, Proof::Proven, fleet.now, fleet.now);
+        };
+        suspend(&mut fleet, 0);
+        suspend(&mut fleet, 2);
+        for kind in 0..20 {
+            let decision = fleet.ask(&prompt(kind, 600));
+            assert_eq!((decision.ranked.len(), chosen(&decision)), (1, 1));
+            assert!(decision.explain().contains(", suspended=2;"), "{}", decision.explain());
+        }
+        suspend(&mut fleet, 1);
+        assert_eq!(fleet.ask(&prompt(1, 600)).ranked.len(), 3);
+        fleet.now = fleet.now.plus(Duration::from_secs(1));
+        assert_eq!(fleet.ask(&prompt(1, 600)).suspended, 0, "time for probes");
+    }
+
+    #[test]
     fn replicas_of_another_model_are_left_out() {
         let mut fleet = fleet(2);
         fleet.slot(0, |replica| replica.models = Some(vec!["other".to_owned()]));
         fleet.slot(1, |replica| replica.models = Some(vec!["mine".to_owned()]));
         let (table, index, charges) = (&fleet.table, &fleet.index, &fleet.charges);
-        let view = View { table, index, charges, now: fleet.now };
+        let strikes = &fleet.strikes;
+        let view = View { table, index, charges, strikes, now: fleet.now };
         let ask = |name: &str| {
             let tokens = prompt(1, 100);
             let question = Question {
@@ -528,6 +582,44 @@ mod tests {
         };
         assert_eq!(chosen(&ask("mine")), 1);
         assert_eq!(ask("nobody's"), Decision::unrouted(Reason::ModelNotServed));
+    }
+
+    #[test]
+    fn who_has_not_listed_its_models_stands_behind_who_has() {
+        let mut fleet = fleet(3);
+        let ask = |fleet: &Fleet| {
+            let (table, index) = (&fleet.table, &fleet.index);
+            let (charges, strikes) = (&fleet.charges, &fleet.strikes);
+            let view = View { table, index, charges, strikes, now: fleet.now };
+            let question = Question {
+                cluster: "pool",
+                model_names: &["mine".to_owned()],
+                prompt: PromptKnowledge::Unknown { reason: Reason::NoBody, estimated_tokens: 9 },
+                answer_limit: None,
+                tie_seed: 0,
+            };
+            decide(&fleet.config, &view, &question).ranked.len()
+        };
+        assert_eq!(ask(&fleet), 3);
+        fleet.slot(0, |replica| replica.models = Some(vec!["mine".to_owned()]));
+        assert_eq!(ask(&fleet), 1);
+        fleet.slot(0, |replica| replica.models = Some(vec!["other".to_owned()]));
+        assert_eq!(ask(&fleet), 2);
+    }
+
+    #[test]
+    fn replicas_of_a_later_priority_stand_by() {
+        let mut fleet = fleet(3);
+        fleet.slot(0, |replica| replica.priority = 1);
+        fleet.slot(1, |replica| replica.priority = 1);
+        assert_eq!(fleet.ask(&prompt(1, 600)).header(), "10.0.0.2:80");
+        fleet.slot(2, |replica| replica.health = Health::Unhealthy);
+        assert_eq!(fleet.ask(&prompt(1, 600)).ranked.len(), 2);
+        fleet.slot(2, |replica| replica.health = Health::Healthy);
+        let (id, none) = (fleet.table.at(2).unwrap().id, Strikes::default());
+        let config = PassiveHealth::default();
+        fleet.strikes.failed(&config, &none, id, Proof::Proven, fleet.now, fleet.now);
+        assert_eq!(fleet.ask(&prompt(1, 600)).ranked.len(), 2);
     }
 
     #[test]

@@ -33,6 +33,8 @@ pub enum Reason {
     TemplateError,
     /// By load: the tokenizer refused the text.
     TokenizerError,
+    /// By load: the prompt was not read within `max_prompt_ms`.
+    PromptTimeout,
     /// By load: the body is longer than `max_body_bytes`.
     BodyTooLarge,
     /// By load: the body is compressed.
@@ -57,7 +59,7 @@ pub enum Reason {
 
 impl Reason {
     /// All reasons, in the order of their declaration.
-    pub const ALL: [Self; 22] = [
+    pub const ALL: [Self; 23] = [
         Self::Prefix,
         Self::Cold,
         Self::PrefixBusy,
@@ -70,6 +72,7 @@ impl Reason {
         Self::UnsupportedPrompt,
         Self::TemplateError,
         Self::TokenizerError,
+        Self::PromptTimeout,
         Self::BodyTooLarge,
         Self::ContentEncoding,
         Self::NoBody,
@@ -97,6 +100,7 @@ impl Reason {
             Self::UnsupportedPrompt => "unsupported_prompt",
             Self::TemplateError => "template_error",
             Self::TokenizerError => "tokenizer_error",
+            Self::PromptTimeout => "prompt_timeout",
             Self::BodyTooLarge => "body_too_large",
             Self::ContentEncoding => "content_encoding",
             Self::NoBody => "no_body",

@@ -3,9 +3,10 @@
 //!
 //! The epoch grows with every change of holder and goes into all that the holder publishes, so
 //! that one which was stalled past its lease cannot overwrite what its successor wrote. Nothing here
-//! waits or writes: the caller's compare-and-swap decides between two that claim at once.
+//! waits, and nothing here knows what the lease is for.
 
-use super::{Header, Kind};
+use super::store::{Store, get_or_create};
+use super::{Header, Kind, lease_key};
 use crate::replicas::Moment;
 use std::time::Duration;
 
@@ -58,6 +59,41 @@ pub fn claim(
             Some(Lease { holder: vm, epoch: lease.epoch.saturating_add(1), until })
         }
         Some(_) => None,
+    }
+}
+
+/// A lease in a store, as one VM sees it.
+pub struct SharedLease<S> {
+    store: S,
+    key: String,
+    fingerprint: u64,
+    vm: u64,
+    term: Duration,
+}
+
+impl<S: Store> SharedLease<S> {
+    /// A lease of this name within a configuration.
+    pub fn new(store: S, name: &str, fingerprint: u64, vm: u64, term: Duration) -> Self {
+        Self { store, key: lease_key(name, fingerprint), fingerprint, vm, term }
+    }
+
+    /// Claims or renews it. The epoch, when it is held.
+    pub fn hold(&self, now: Moment, grace: Duration) -> Option<u64> {
+        let (value, mark) = get_or_create(&self.store, &self.key);
+        let current = value.and_then(|value| Lease::read(&value, self.fingerprint));
+        let claimed = claim(current, self.vm, now, self.term, grace)?;
+        let written = self.store.set(&self.key, &claimed.write(self.fingerprint), mark);
+        (written && mark.is_some()).then_some(claimed.epoch)
+    }
+
+    /// Gives it up, so that the next one need not wait for its end.
+    pub fn give_up(&self, now: Moment) {
+        let (value, mark) = self.store.get(&self.key);
+        let current = value.and_then(|value| Lease::read(&value, self.fingerprint));
+        if let Some(lease) = current.filter(|lease| lease.holder == self.vm) {
+            let ended = Lease { until: now, ..lease };
+            self.store.set(&self.key, &ended.write(self.fingerprint), mark);
+        }
     }
 }
 

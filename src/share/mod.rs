@@ -2,15 +2,18 @@
 //!
 //! Shared data is a map of byte strings behind one mutex, copied on every read and write, with no
 //! delete and no listing. So the keys are few and reused: numbered VM slots with a log each, one
-//! lease and one table per configuration. The protocols are here as pure functions from the bytes
-//! that were read to the bytes to write; the shell does the reading and writing.
+//! lease and one table per configuration. Formats are pure functions from and to bytes; the
+//! protocols around them run on a [`store::Store`], which the shell implements and tests imitate.
 //!
 //! Nothing here trusts what it reads. Every value starts with the same [`Header`]; whatever does
 //! not parse, or was written by another layout or for another configuration, is as good as absent.
 
 pub mod bytes;
 pub mod lease;
+pub mod link;
 pub mod log;
+pub mod slot;
+pub mod store;
 pub mod table;
 pub mod vm;
 
@@ -18,13 +21,33 @@ use bytes::{Reader, Writer};
 
 /// Changes whenever any value's bytes change their meaning, so that two versions of the filter
 /// under one `vm_id` never read each other.
-pub const LAYOUT: u16 = 1;
+pub const LAYOUT: u16 = 2;
 
 const MAGIC: u32 = u32::from_le_bytes(*b"WPSD");
 
 /// Most VM slots: an Envoy has one VM per worker thread and one on the main thread, and while a
 /// configuration is replaced each of them runs two. A VM that finds no slot routes, unshared.
 pub const MAX_VM_SLOTS: u32 = 160;
+
+fn slot_key(number: u32) -> String {
+    format!("warmpath/vm/{number}")
+}
+
+fn log_key(number: u32, place: u64) -> String {
+    format!("warmpath/log/{number}/{place}")
+}
+
+fn table_key(fingerprint: u64) -> String {
+    format!("warmpath/table/{fingerprint:016x}")
+}
+
+fn table_marks_key(fingerprint: u64) -> String {
+    format!("warmpath/table-marks/{fingerprint:016x}")
+}
+
+fn lease_key(name: &str, fingerprint: u64) -> String {
+    format!("warmpath/{name}/{fingerprint:016x}")
+}
 
 /// What a value holds.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]

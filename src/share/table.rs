@@ -3,7 +3,8 @@
 //! Who is in it is [`crate::replicas`]' part, and who may write it [`super::lease`]'s.
 
 use super::bytes::{Reader, Writer};
-use super::{Header, Kind};
+use super::store::Store;
+use super::{Header, Kind, table_key, table_marks_key};
 use crate::replicas::{Health, Load, MAX_REPLICAS, Moment, Replica, ReplicaId, ReplicaTable};
 
 /// A table with the marks that order it among others.
@@ -57,6 +58,33 @@ impl Published {
     }
 }
 
+/// The published table, if it is newer than these marks.
+pub fn read_newer(store: &impl Store, fingerprint: u64, known: (u64, u64)) -> Option<Published> {
+    let (marks, _) = store.get(&table_marks_key(fingerprint));
+    let marks = Published::marks(&marks?, fingerprint)?;
+    if marks <= known {
+        return None;
+    }
+    let (value, _) = store.get(&table_key(fingerprint));
+    Published::read(&value?, fingerprint)
+}
+
+/// Publishes a table, unless a later leader already has. Returns whether it was written.
+pub fn publish(store: &impl Store, fingerprint: u64, epoch: u64, table: &ReplicaTable) -> bool {
+    let (current, mark) = store.get(&table_key(fingerprint));
+    let marks = current.and_then(|value| Published::marks(&value, fingerprint));
+    let (known_epoch, version) = marks.unwrap_or((0, 0));
+    if known_epoch > epoch {
+        return false;
+    }
+    let published = Published { epoch, version: version.saturating_add(1), table: table.clone() };
+    if !store.set(&table_key(fingerprint), &published.write(fingerprint), mark) {
+        return false;
+    }
+    let empty = Published { table: ReplicaTable::default(), ..published };
+    store.set(&table_marks_key(fingerprint), &empty.write(fingerprint), None)
+}
+
 fn write_replica(writer: &mut Writer, replica: &Replica) {
     writer.text(&replica.cluster);
     writer.text(&replica.address);
@@ -65,6 +93,7 @@ fn write_replica(writer: &mut Writer, replica: &Replica) {
         Health::Unhealthy => 1,
         Health::Draining => 2,
     });
+    writer.u32(replica.priority);
     writer.option(replica.load, |writer, load| {
         writer.u32(load.running);
         writer.u32(load.waiting);
@@ -91,6 +120,7 @@ fn read_replica(reader: &mut Reader<'_>, id: ReplicaId) -> Option<Replica> {
             2 => Health::Draining,
             _ => return None,
         },
+        priority: reader.u32()?,
         load: reader.option(|reader| {
             Some(Load {
                 running: reader.u32()?,
@@ -116,7 +146,10 @@ mod tests {
 
     fn published() -> Published {
         let mut table = ReplicaTable::default();
-        let member = |address: &str, health| Member { address: address.to_owned(), health };
+        let member = |address: &str, health| {
+            let priority = 7;
+            Member { address: address.to_owned(), health, priority }
+        };
         table.set_members(
             "pool",
             &[member("10.0.0.1:80", Health::Healthy), member("[::1]:80", Health::Draining)],
@@ -129,6 +162,7 @@ mod tests {
             block_size: BlockSize::new(16),
             capacity_blocks: Some(100),
             started_at: Some(1.5),
+            ..Report::default()
         };
         table.set_report(1, &report, 3, Moment(7));
         table.set_models(1, vec!["m".to_owned()]);

@@ -1,11 +1,14 @@
-//! A VM's slot: that it lives, what it has in flight, and how far its log goes.
+//! A VM's slot: that it lives, what it has in flight, which failures it saw, and how far its log
+//! goes.
 //!
 //! A slot is claimed by compare-and-swap once and from then on written by its owner alone. The
 //! charges and the log's head travel together, so that one read of some hundred bytes tells
 //! another VM all that changed. They are summed elsewhere, by [`crate::charge`].
 
+use super::bytes::{Reader, Writer};
 use super::{Header, Kind};
 use crate::charge::{Charge, Charges};
+use crate::replicas::strikes::{Strike, Strikes};
 use crate::replicas::{Moment, ReplicaId};
 use std::time::Duration;
 
@@ -36,6 +39,8 @@ pub struct VmState {
     pub head: LogHead,
     /// What it has in flight.
     pub charges: Charges,
+    /// What it holds against replicas: as a rule nothing.
+    pub strikes: Strikes,
 }
 
 impl VmState {
@@ -60,6 +65,8 @@ impl VmState {
             writer.f64(charge.recent_tokens);
             writer.u64(charge.recent_at.0);
         });
+        let strikes: Vec<(ReplicaId, Strike)> = self.strikes.iter().collect();
+        writer.list(strikes.into_iter(), write_strike);
         writer.finish()
     }
 
@@ -82,10 +89,40 @@ impl VmState {
         for (replica, charge) in entries {
             charges.insert(replica, charge);
         }
+        let mut strikes = Strikes::default();
+        for (replica, strike) in reader.list(read_strike)? {
+            strikes.insert(replica, strike);
+        }
         let heartbeat = Moment(header.version);
-        let state = Self { owner: header.writer, heartbeat, ready, head, charges };
+        let state = Self { owner: header.writer, heartbeat, ready, head, charges, strikes };
         Some((header.fingerprint, state))
     }
+}
+
+fn write_strike(writer: &mut Writer, (replica, strike): (ReplicaId, Strike)) {
+    writer.u32(replica.slot);
+    writer.u32(replica.incarnation);
+    writer.u32(strike.failures);
+    writer.u64(strike.failed_at.0);
+    writer.u32(strike.suspensions);
+    writer.u64(strike.suspended_at.0);
+    writer.u64(strike.until.0);
+    writer.u64(strike.cleared_at.0);
+    writer.u32(strike.probes);
+}
+
+fn read_strike(reader: &mut Reader<'_>) -> Option<(ReplicaId, Strike)> {
+    let replica = ReplicaId { slot: reader.u32()?, incarnation: reader.u32()? };
+    let strike = Strike {
+        failures: reader.u32()?,
+        failed_at: Moment(reader.u64()?),
+        suspensions: reader.u32()?,
+        suspended_at: Moment(reader.u64()?),
+        until: Moment(reader.u64()?),
+        cleared_at: Moment(reader.u64()?),
+        probes: reader.u32()?,
+    };
+    Some((replica, strike))
 }
 
 /// Whether a VM may claim the slot that holds `current`, and where its log must go on.
@@ -114,12 +151,24 @@ mod tests {
         let mut charges = Charges::default();
         let replica = ReplicaId { slot: 4, incarnation: 2 };
         charges.start(replica, 300, at(9), Duration::from_secs(2));
+        let mut strikes = Strikes::default();
+        let strike = Strike {
+            failures: 1,
+            failed_at: at(2),
+            suspensions: 3,
+            suspended_at: at(4),
+            until: at(5),
+            cleared_at: at(6),
+            probes: 7,
+        };
+        strikes.insert(replica, strike);
         VmState {
             owner: 77,
             heartbeat: at(10),
             ready: true,
             head: LogHead { segment: 3, length: 120 },
             charges,
+            strikes,
         }
     }
 

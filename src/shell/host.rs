@@ -18,6 +18,14 @@ unsafe extern "C" {
 
 const MONOTONIC: u32 = 1;
 
+#[link(wasm_import_module = "env")]
+#[expect(unsafe_code, reason = "the SDK's binding panics on any status that it does not expect")]
+unsafe extern "C" {
+    fn proxy_continue_stream(stream: u32) -> u32;
+}
+
+const HTTP_REQUEST: u32 = 0;
+
 /// The monotonic clock, the same in every VM of this Envoy.
 pub fn now() -> Moment {
     let mut nanos = 0;
@@ -119,6 +127,12 @@ pub fn property(path: &[&str]) -> Option<String> {
     String::from_utf8(bytes).ok()
 }
 
+/// A property that is a whole number.
+pub fn number_property(path: &[&str]) -> Option<u64> {
+    let bytes = hostcalls::get_property(path.to_vec()).ok().flatten()?;
+    Some(u64::from_le_bytes(bytes.try_into().ok()?))
+}
+
 /// Calls another cluster. The answer comes with the token that is returned.
 pub fn call(
     cluster: &str,
@@ -135,6 +149,17 @@ pub fn call(
 /// Says something that is neither a warning nor an error.
 pub fn log_info(message: &str) {
     let _logged = hostcalls::log(LogLevel::Info, message);
+}
+
+/// Makes the following calls be about this stream. False when there is no such stream (any more).
+pub fn set_context(id: u32) -> bool {
+    hostcalls::set_effective_context(id).is_ok()
+}
+
+/// Lets the request go on that a callback of its stream paused.
+pub fn resume_request() {
+    #[expect(unsafe_code, reason = "the host is given one number")]
+    let _status = unsafe { proxy_continue_stream(HTTP_REQUEST) };
 }
 
 /// Asks for a tick at this interval.

@@ -3,8 +3,9 @@
 //! It holds no body beyond the configured limit and no response at all. What is read, weighed or
 //! learned is the core's part.
 
-use super::root::Shared;
-use super::routed::{Held, Routed};
+use super::reading::Turn;
+use super::root::{Shared, State};
+use super::routed::Routed;
 use super::{EXPLAIN_HEADER, ROUTING_HEADER, host, meters};
 use crate::config::ExplainConfig;
 use crate::feedback::Feedback;
@@ -21,13 +22,16 @@ enum Phase {
     Idle,
     /// The body is being held.
     Holding { api: Api, cluster: String, held: usize },
+    /// The body is complete, and still held while the prompt is read: in a callback of this request or on ticks.
+    Reading { api: Api, turn: Rc<RefCell<Turn>> },
     /// The request has gone on.
     Sent { api: Api, routed: Box<Routed> },
 }
 
 /// See the module.
 pub struct Stream {
-    shared: Option<Rc<RefCell<Shared>>>,
+    context_id: u32,
+    state: Option<State>,
     phase: Phase,
     explain: Option<String>,
     wants_explain: bool,
@@ -36,9 +40,10 @@ pub struct Stream {
 }
 
 impl Stream {
-    pub fn new(shared: Option<Rc<RefCell<Shared>>>) -> Self {
+    pub fn new(context_id: u32, state: Option<State>) -> Self {
         Self {
-            shared,
+            context_id,
+            state,
             phase: Phase::Idle,
             explain: None,
             wants_explain: false,
@@ -50,10 +55,9 @@ impl Stream {
     /// Calls `act` with the shared state. A state that is in use cannot be: callbacks do not
     /// nest. Should they ever, the call is skipped rather than trapping.
     fn with<T>(&self, act: impl FnOnce(&mut Shared) -> T) -> Option<T> {
-        let shared = self.shared.as_ref()?;
-        match shared.try_borrow_mut() {
-            Ok(mut shared) => Some(act(&mut shared)),
-            Err(_) => {
+        match self.state.as_ref()?.borrow() {
+            Some(mut shared) => Some(act(&mut shared)),
+            None => {
                 meters::add(&metrics::HOST_ERRORS, &[], 1);
                 None
             }
@@ -101,43 +105,143 @@ impl Stream {
         self.phase = Phase::Idle;
     }
 
-    /// Ends the hold with the whole body, or with what stands in its way.
-    fn decide(&mut self, body: Result<&[u8], Reason>, body_bytes: usize) {
+    /// Turns a held body into one that is read.
+    fn turn(&mut self, body_bytes: usize) -> Option<Rc<RefCell<Turn>>> {
         let Phase::Holding { api, cluster, .. } = std::mem::replace(&mut self.phase, Phase::Idle)
+        else {
+            return None;
+        };
+        let turn = Rc::new(RefCell::new(Turn::new(self.context_id, api, cluster, body_bytes)));
+        self.phase = Phase::Reading { api, turn: Rc::clone(&turn) };
+        Some(turn)
+    }
+
+    /// Decides without a prompt.
+    fn give_up(&mut self, reason: Reason, body_bytes: usize) -> Action {
+        if let Some(turn) = self.turn(body_bytes) {
+            self.with(|shared| turn.try_borrow_mut().map(|mut turn| turn.give_up(shared, reason)));
+        }
+        self.go()
+    }
+
+    /// Reads the prompt as far as this callback may. Ticks do the rest, and let the request go.
+    fn read(&mut self, body_bytes: usize) -> Action {
+        let Some(turn) = self.turn(body_bytes) else { return Action::Continue };
+        let is_decided = self.with(|shared| shared.read(&turn)).unwrap_or(true);
+        if is_decided { self.go() } else { Action::Pause }
+    }
+
+    /// Lets the request go, decided.
+    fn go(&mut self) -> Action {
+        self.settle();
+        if matches!(self.phase, Phase::Reading { .. }) {
+            self.unrouted(Reason::HostError);
+        }
+        Action::Continue
+    }
+
+    /// Takes over what was decided, here or on a tick.
+    fn settle(&mut self) {
+        let Phase::Reading { api, turn } = &self.phase else { return };
+        let api = *api;
+        let Some(outcome) = turn.try_borrow_mut().ok().and_then(|mut turn| turn.take_outcome())
         else {
             return;
         };
-        let began = host::now();
-        let held = Held { api, cluster: &cluster, body, body_bytes, began };
-        let routed = self.with(|shared| Routed::new(shared, held));
-        let took = host::now().since(began).as_micros();
-        meters::record(&metrics::DECISION, &[], u64::try_from(took).unwrap_or(u64::MAX));
-        match routed.unwrap_or(Err(Reason::HostError)) {
-            Err(reason) => self.unrouted(reason),
+        self.phase = match outcome {
+            Err(_) => Phase::Idle,
             Ok(routed) => {
-                meters::add(&metrics::REQUESTS, &[routed.decision().reason.as_str()], 1);
                 if self.wants_explain {
                     self.explain = Some(routed.decision().explain());
                 }
-                self.phase = Phase::Sent { api, routed: Box::new(routed) };
+                Phase::Sent { api, routed: Box::new(routed) }
+            }
+        };
+    }
+
+    fn request_headers(&mut self, end_of_stream: bool) -> Action {
+        host::remove_request_header(ROUTING_HEADER);
+        self.take_explain_header();
+        match self.read_headers(end_of_stream) {
+            Ok((api, cluster)) => {
+                self.phase = Phase::Holding { api, cluster, held: 0 };
+                let limit = self.with(|shared| shared.config.max_body_bytes).unwrap_or(0);
+                let length = host::request_header("content-length")
+                    .and_then(|value| String::from_utf8(value).ok()?.parse::<usize>().ok());
+                match length.filter(|length| *length > limit) {
+                    Some(length) => self.give_up(Reason::BodyTooLarge, length),
+                    None => Action::Pause,
+                }
+            }
+            Err((Some(api), reason)) => {
+                let cluster = host::property(&["xds", "cluster_name"]).unwrap_or_default();
+                self.phase = Phase::Holding { api, cluster, held: 0 };
+                self.give_up(reason, 0)
+            }
+            Err((None, reason)) => {
+                self.unrouted(reason);
+                Action::Continue
             }
         }
     }
 
-    /// The held body, read once: its size so far is what the last callback said.
-    fn decide_with_body(&mut self, size: usize) {
-        let body = host::request_body(size);
-        self.decide(body.as_deref().ok_or(Reason::HostError), size);
+    fn request_body(&mut self, body_size: usize, end_of_stream: bool) -> Action {
+        let Phase::Holding { held, .. } = &mut self.phase else { return self.while_read() };
+        *held = body_size;
+        let limit = self.with(|shared| shared.config.max_body_bytes).unwrap_or(0);
+        if body_size > limit {
+            self.give_up(Reason::BodyTooLarge, body_size)
+        } else if end_of_stream {
+            self.read(body_size)
+        } else {
+            Action::Pause
+        }
+    }
+
+    /// What to answer where a body is not being collected: it goes by, unless its prompt is being read.
+    fn while_read(&mut self) -> Action {
+        self.settle();
+        match &self.phase {
+            Phase::Reading { .. } => Action::Pause,
+            _ => Action::Continue,
+        }
+    }
+
+    fn response_headers(&mut self, end_of_stream: bool) {
+        self.settle();
+        self.status = host::response_header(":status")
+            .and_then(|value| String::from_utf8(value).ok()?.parse().ok());
+        self.response_began();
+        if let Some(explain) = self.explain.take() {
+            host::set_response_header(EXPLAIN_HEADER, &explain);
+        }
+        if end_of_stream {
+            self.end();
+        }
+    }
+
+    fn response_body(&mut self, body_size: usize, end_of_stream: bool) {
+        if let Some(feedback) = self.feedback.as_mut().filter(|feedback| feedback.is_readable()) {
+            let chunk = host::response_body(body_size).unwrap_or_default();
+            feedback.push(&chunk);
+            if end_of_stream {
+                feedback.finish();
+            }
+            if feedback.answer_began() {
+                self.answer_began();
+            }
+        }
+        if end_of_stream {
+            self.end();
+        }
     }
 
     fn response_began(&mut self) {
-        let (Some(shared), Phase::Sent { api, routed }) = (&self.shared, &mut self.phase) else {
+        let (Some(state), Phase::Sent { api, routed }) = (&self.state, &mut self.phase) else {
             return;
         };
-        let Ok(mut shared) = shared.try_borrow_mut() else { return };
-        if let Some(address) = host::property(&["upstream", "address"]) {
-            routed.served_by(&mut shared, &address);
-        }
+        let Some(mut shared) = state.borrow() else { return };
+        routed.responded(&mut shared, self.status.unwrap_or(0));
         if self.status == Some(200) {
             let header =
                 |name| host::response_header(name).and_then(|value| String::from_utf8(value).ok());
@@ -152,10 +256,10 @@ impl Stream {
     }
 
     fn answer_began(&mut self) {
-        let (Some(shared), Phase::Sent { routed, .. }) = (&self.shared, &mut self.phase) else {
+        let (Some(state), Phase::Sent { routed, .. }) = (&self.state, &mut self.phase) else {
             return;
         };
-        if let Ok(mut shared) = shared.try_borrow_mut() {
+        if let Some(mut shared) = state.borrow() {
             routed.answer_began(&mut shared, true);
         }
     }
@@ -163,7 +267,7 @@ impl Stream {
     /// Accounts for the request once, at its end.
     fn end(&mut self) {
         // Envoy's own answer (too large, too slow) ends a response while the body is still held.
-        if matches!(self.phase, Phase::Holding { .. }) {
+        if matches!(self.phase, Phase::Holding { .. } | Phase::Reading { .. }) {
             return;
         }
         let Phase::Sent { routed, .. } = std::mem::replace(&mut self.phase, Phase::Idle) else {
@@ -178,89 +282,36 @@ impl Context for Stream {}
 
 impl HttpContext for Stream {
     fn on_http_request_headers(&mut self, _num_headers: usize, end_of_stream: bool) -> Action {
-        host::remove_request_header(ROUTING_HEADER);
-        self.take_explain_header();
-        match self.read_headers(end_of_stream) {
-            Ok((api, cluster)) => {
-                self.phase = Phase::Holding { api, cluster, held: 0 };
-                let limit = self.with(|shared| shared.config.max_body_bytes).unwrap_or(0);
-                let length = host::request_header("content-length")
-                    .and_then(|value| String::from_utf8(value).ok()?.parse::<usize>().ok());
-                if let Some(length) = length.filter(|length| *length > limit) {
-                    self.decide(Err(Reason::BodyTooLarge), length);
-                    return Action::Continue;
-                }
-                Action::Pause
-            }
-            Err((Some(api), reason)) => {
-                let cluster = host::property(&["xds", "cluster_name"]).unwrap_or_default();
-                self.phase = Phase::Holding { api, cluster, held: 0 };
-                self.decide(Err(reason), 0);
-                Action::Continue
-            }
-            Err((None, reason)) => {
-                self.unrouted(reason);
-                Action::Continue
-            }
-        }
+        meters::time("request_headers", || self.request_headers(end_of_stream))
     }
 
     fn on_http_request_body(&mut self, body_size: usize, end_of_stream: bool) -> Action {
-        let Phase::Holding { held, .. } = &mut self.phase else { return Action::Continue };
-        *held = body_size;
-        let limit = self.with(|shared| shared.config.max_body_bytes).unwrap_or(0);
-        if body_size > limit {
-            self.decide(Err(Reason::BodyTooLarge), body_size);
-        } else if end_of_stream {
-            self.decide_with_body(body_size);
-        } else {
-            return Action::Pause;
-        }
-        Action::Continue
+        meters::time("request_body", || self.request_body(body_size, end_of_stream))
     }
 
     fn on_http_request_trailers(&mut self, _num_trailers: usize) -> Action {
-        if let Phase::Holding { held, .. } = &self.phase {
-            self.decide_with_body(*held);
-        }
-        Action::Continue
+        let Phase::Holding { held, .. } = self.phase else { return self.while_read() };
+        meters::time("request_body", || self.read(held))
     }
 
     fn on_http_response_headers(&mut self, _num_headers: usize, end_of_stream: bool) -> Action {
-        self.status = host::response_header(":status")
-            .and_then(|value| String::from_utf8(value).ok()?.parse().ok());
-        self.response_began();
-        if let Some(explain) = self.explain.take() {
-            host::set_response_header(EXPLAIN_HEADER, &explain);
-        }
-        if end_of_stream {
-            self.end();
-        }
+        meters::time("response_headers", || self.response_headers(end_of_stream));
         Action::Continue
     }
 
     fn on_http_response_body(&mut self, body_size: usize, end_of_stream: bool) -> Action {
-        if let Some(feedback) = self.feedback.as_mut().filter(|feedback| feedback.is_readable()) {
-            let chunk = host::response_body(body_size).unwrap_or_default();
-            feedback.push(&chunk);
-            if end_of_stream {
-                feedback.finish();
-            }
-            if feedback.answer_began() {
-                self.answer_began();
-            }
-        }
-        if end_of_stream {
-            self.end();
-        }
+        meters::time("response_body", || self.response_body(body_size, end_of_stream));
         Action::Continue
     }
 
     fn on_log(&mut self) {
-        if matches!(self.phase, Phase::Holding { .. }) {
-            // The client left, or Envoy answered, before the body was complete.
-            self.unrouted(Reason::ClientLeft);
-        }
-        self.end();
+        meters::time("log", || {
+            self.settle();
+            if matches!(self.phase, Phase::Holding { .. } | Phase::Reading { .. }) {
+                // The client left, or Envoy answered, before the request could go on.
+                self.unrouted(Reason::ClientLeft);
+            }
+            self.end();
+        });
     }
 }

@@ -3,18 +3,13 @@
 //! Names and kinds are [`crate::metrics`]'s, sums are Envoy's: only ids are kept here.
 
 use super::host;
-use crate::metrics::{Kind, Metric};
-use hashbrown::HashMap;
+use crate::metrics::{self, Kind, Metric, Series};
 use proxy_wasm::types::MetricType;
 use std::cell::RefCell;
 
-/// Most series a VM defines. Envoy keeps a series for good, so labels that take ever new values
-/// (replica addresses) must end somewhere; beyond this their numbers are dropped.
-const MAX_SERIES: usize = 8192;
-
 thread_local! {
     /// Envoy makes a new id at every definition, so all roots of a VM share theirs.
-    static SERIES: RefCell<HashMap<String, Option<u32>>> = RefCell::default();
+    static SERIES: RefCell<Series> = RefCell::default();
 }
 
 /// Adds to a counter.
@@ -31,23 +26,34 @@ pub fn record(metric: &Metric, labels: &[&str], value: u64) {
     }
 }
 
+/// Calls `act`, which is all of a callback, and records how long it took.
+pub fn time<T>(callback: &str, act: impl FnOnce() -> T) -> T {
+    let began = host::now();
+    let result = act();
+    let took = host::now().since(began).as_micros();
+    record(&metrics::CALLBACK, &[callback], u64::try_from(took).unwrap_or(u64::MAX));
+    result
+}
+
 fn id(metric: &Metric, labels: &[&str]) -> Option<u32> {
-    let name = metric.envoy_name(labels);
     SERIES.with(|series| {
         let mut series = series.try_borrow_mut().ok()?;
-        if let Some(id) = series.get(&name) {
-            return *id;
+        match series.id(metric, labels, define) {
+            Ok(id) => id,
+            Err(metrics::Full) => {
+                let dropped = series.id(&metrics::DROPPED_SAMPLES, &[], define).ok().flatten()?;
+                host::increment_metric(dropped, 1);
+                None
+            }
         }
-        if series.len() >= MAX_SERIES {
-            return None;
-        }
-        let kind = match metric.kind {
-            Kind::Counter => MetricType::Counter,
-            Kind::Gauge => MetricType::Gauge,
-            Kind::Histogram => MetricType::Histogram,
-        };
-        let id = host::define_metric(kind, &name);
-        series.insert(name, id);
-        id
     })
+}
+
+fn define(kind: Kind, name: &str) -> Option<u32> {
+    let kind = match kind {
+        Kind::Counter => MetricType::Counter,
+        Kind::Gauge => MetricType::Gauge,
+        Kind::Histogram => MetricType::Histogram,
+    };
+    host::define_metric(kind, name)
 }

@@ -10,6 +10,7 @@ mod link;
 mod meters;
 mod models;
 mod poller;
+mod reading;
 mod root;
 mod routed;
 mod wasi;

@@ -4,17 +4,17 @@
 //! the others route that model by load. What is loaded stays, under its cluster and path, for as
 //! long as any configuration of the VM names it: while one replaces another both do.
 
-use super::link::SharedLease;
+use super::link::{self, SharedLease};
 use super::{host, meters};
 use crate::config::{Config, ModelConfig};
+use crate::loaded::Loaded;
 use crate::metrics;
 use crate::model::Model;
 use crate::replicas::Moment;
 use crate::route::Reason;
-use crate::tokens::prepared::{Loader, Progress};
-use hashbrown::HashMap;
+use crate::tokens::prepared::{Loader, MAX_FILE_BYTES, Progress, too_large};
 use std::cell::RefCell;
-use std::rc::{Rc, Weak};
+use std::rc::Rc;
 use std::time::Duration;
 
 /// How long one VM may keep the others from loading without a sign of life. A step holds it for
@@ -33,12 +33,9 @@ const RETRY_AFTER: Duration = Duration::from_secs(5);
 /// last step begins before the limit and ends behind it.
 const TICK_BUDGET: Duration = Duration::from_millis(25);
 
-type Loaded = HashMap<(String, String), Weak<Model>>;
-
 thread_local! {
-    /// By cluster and path: all roots of a VM share what is loaded. Held weakly, or a VM would grow by
-    /// some ten megabytes with every update that brings a new path.
-    static LOADED: RefCell<Loaded> = RefCell::default();
+    /// All roots of a VM share what is loaded.
+    static LOADED: RefCell<Loaded<Model>> = RefCell::default();
 }
 
 enum State {
@@ -71,7 +68,7 @@ impl Models {
         };
         Self {
             entries: config.models.iter().map(entry).collect(),
-            turn: SharedLease::new("loading", config, vm, TURN_TERM),
+            turn: link::lease("loading", config, vm, TURN_TERM),
             has_turn: false,
         }
     }
@@ -116,10 +113,23 @@ impl Models {
         }
     }
 
+    /// Takes it that no fetch under way will be answered: each is begun again.
+    pub fn forget_calls(&mut self) {
+        for entry in &mut self.entries {
+            if matches!(entry.state, State::Fetching(_)) {
+                entry.state = State::Waiting(Moment::default());
+            }
+        }
+    }
+
     /// Takes in the answer to a fetch. Returns false when the call was not for a model.
     pub fn answer(&mut self, token: u32, num_headers: usize, body_size: usize) -> bool {
         let fetching = |entry: &&mut Entry| matches!(entry.state, State::Fetching(t) if t == token);
         let Some(entry) = self.entries.iter_mut().find(fetching) else { return false };
+        if body_size > MAX_FILE_BYTES {
+            entry.fail("damaged", &too_large(body_size).to_string());
+            return true;
+        }
         let ok = num_headers > 0 && host::call_header(":status").as_deref() == Some(b"200");
         match host::call_body(body_size).filter(|body| ok && !body.is_empty()) {
             Some(body) => match Loader::new(body) {
@@ -133,10 +143,6 @@ impl Models {
 }
 
 impl Entry {
-    fn key(&self) -> (String, String) {
-        (self.config.prepared_cluster.clone(), self.config.prepared_path.clone())
-    }
-
     fn name(&self) -> &str {
         self.config.names.first().map_or("", String::as_str)
     }
@@ -152,8 +158,9 @@ impl Entry {
 
     fn take_loaded(&mut self) {
         if matches!(self.state, State::Waiting(_)) {
-            let key = self.key();
-            let loaded = LOADED.with(|loaded| loaded.try_borrow().ok()?.get(&key)?.upgrade());
+            let ModelConfig { prepared_cluster, prepared_path, .. } = &self.config;
+            let loaded = LOADED
+                .with(|loaded| loaded.try_borrow().ok()?.find(prepared_cluster, prepared_path));
             if let Some(model) = loaded {
                 self.state = State::Ready(model);
             }
@@ -198,10 +205,10 @@ impl Entry {
 
     fn succeed(&mut self, model: Rc<Model>) {
         meters::add(&metrics::TOKENIZER_LOADS, &[self.name(), "ok"], 1);
+        let ModelConfig { prepared_cluster, prepared_path, .. } = &self.config;
         LOADED.with(|loaded| {
             if let Ok(mut loaded) = loaded.try_borrow_mut() {
-                loaded.retain(|_, model| model.strong_count() > 0);
-                loaded.insert(self.key(), Rc::downgrade(&model));
+                loaded.note(prepared_cluster, prepared_path, &model);
             }
         });
         self.state = State::Ready(model);

@@ -7,11 +7,12 @@
 //! It does not choose replicas, and a replica that fails to answer is not taken for dead: only
 //! Envoy's membership and health verdicts count.
 
-use super::link::{Link, SharedLease};
+use super::link::{self, Link, SharedLease};
 use super::{ROUTING_HEADER, host, meters};
-use crate::config::{Config, Membership};
+use crate::config::{Config, Membership, PollConfig};
 use crate::metrics::{self, Kind};
-use crate::replicas::stats::Report;
+use crate::replicas::schedule::{Pace, Question, Schedule};
+use crate::replicas::stats::{self, Report};
 use crate::replicas::{Health, Member, Moment, ReplicaId, ReplicaTable, clusters, models};
 use hashbrown::{HashMap, HashSet};
 use std::rc::Rc;
@@ -34,8 +35,12 @@ const MODELS_INTERVAL: Duration = Duration::from_secs(10);
 /// the thread for a few milliseconds; with 100 ms ticks it is 320 replicas a second.
 const MAX_CALLS_PER_TICK: usize = 32;
 
-/// An answer larger than this is not read: Envoy's admin has 700 bytes a host.
-const MAX_ANSWER_BYTES: usize = 8 << 20;
+const NO_SUCH_CLUSTER: &str = "Envoy has no such cluster to poll through";
+const NOT_IN_ADMIN: &str = "Envoy's admin knows no such cluster (yet)";
+const INCOMPLETE: &str = "a replica's metrics lack some of the numbers that routing goes by";
+const DATA_PARALLEL: &str = "several engines behind one address: their caches are not told apart";
+const DISAGGREGATED: &str = "replicas compute prompts for others: who holds what is not known";
+const WEIGHTED: &str = "replicas have unequal weights, which are not heeded";
 
 #[derive(Debug, Clone, PartialEq, Eq)]
 enum Call {
@@ -53,13 +58,30 @@ impl Call {
             Self::Models(_) => "models",
         }
     }
+
+    /// A longer answer is not read.
+    fn max_bytes(&self) -> usize {
+        match self {
+            Self::Admin(_) => clusters::MAX_ANSWER_BYTES,
+            Self::Metrics(..) => stats::MAX_PAGE_BYTES,
+            Self::Models(_) => models::MAX_ANSWER_BYTES,
+        }
+    }
+
+    fn question(&self) -> Option<(ReplicaId, Question)> {
+        match self {
+            Self::Admin(_) => None,
+            Self::Metrics(id, _) => Some((*id, Question::Metrics)),
+            Self::Models(id) => Some((*id, Question::Models)),
+        }
+    }
 }
 
-/// When a replica is asked next.
+/// What a replica's report told of its arrangement.
 #[derive(Debug, Clone, Copy, Default)]
-struct Due {
-    metrics: Moment,
-    models: Moment,
+struct Topology {
+    data_parallel: bool,
+    disaggregated: bool,
 }
 
 /// See the module.
@@ -74,18 +96,21 @@ pub struct Poller {
     dirty: bool,
     calls: HashMap<u32, Call>,
     admin_due: Moment,
-    due: HashMap<ReplicaId, Due>,
+    schedule: Schedule,
+    topology: HashMap<ReplicaId, Topology>,
+    /// Members of clusters with unequal weights, by cluster.
+    weighted: HashMap<String, usize>,
     /// Members that found no place, by cluster.
     unplaced: HashMap<String, usize>,
     /// Replicas whose gauges were set by this leader.
-    reported: Vec<String>,
-    /// Clusters that have been complained of: once is enough for the log, the rest is counted.
-    complained_of: HashSet<String>,
+    reported: HashSet<String>,
+    /// What has been complained of, by cluster: once is enough for the log, the rest is counted.
+    complained_of: HashSet<(String, &'static str)>,
 }
 
 impl Poller {
     pub fn new(config: Rc<Config>, vm: u64) -> Self {
-        let lease = SharedLease::new("lease", &config, vm, LEASE_TERM);
+        let lease = link::lease("lease", &config, vm, LEASE_TERM);
         Self {
             config,
             lease,
@@ -95,11 +120,23 @@ impl Poller {
             dirty: false,
             calls: HashMap::new(),
             admin_due: Moment::default(),
-            due: HashMap::new(),
+            schedule: Schedule::default(),
+            topology: HashMap::new(),
+            weighted: HashMap::new(),
             unplaced: HashMap::new(),
-            reported: Vec::new(),
+            reported: HashSet::new(),
             complained_of: HashSet::new(),
         }
+    }
+
+    /// Goes on by another configuration of the same fingerprint.
+    pub fn reconfigure(&mut self, config: Rc<Config>) {
+        self.config = config;
+    }
+
+    /// Takes it that no call under way will be answered: each is due again in its turn.
+    pub fn forget_calls(&mut self) {
+        self.calls.clear();
     }
 
     /// Whether this VM leads, or is about to: what it holds for the first time it mostly keeps.
@@ -133,10 +170,8 @@ impl Poller {
     fn set_static_members(&mut self) {
         for cluster in &self.config.clusters {
             let Membership::Static(addresses) = &cluster.membership else { continue };
-            let members: Vec<Member> = addresses
-                .iter()
-                .map(|address| Member { address: address.clone(), health: Health::Healthy })
-                .collect();
+            let members: Vec<Member> =
+                addresses.iter().map(|address| Member::healthy(address.clone())).collect();
             let unplaced = self.table.set_members(&cluster.name, &members);
             self.unplaced.insert(cluster.name.clone(), unplaced);
         }
@@ -147,38 +182,27 @@ impl Poller {
             self.admin_due = now.plus(self.config.poll_interval);
             self.ask_admin();
         }
-        let replicas: Vec<(ReplicaId, String, String)> = self
-            .table
-            .iter()
-            .filter_map(|replica| {
-                let cluster = self.config.cluster_named(&replica.cluster)?;
-                Some((replica.id, replica.address.clone(), cluster.poll_cluster.clone()?))
-            })
-            .collect();
-        self.due.retain(|id, _| replicas.iter().any(|(replica, ..)| replica == id));
+        let config = Rc::clone(&self.config);
+        let polled = |cluster: &str| config.cluster_named(cluster)?.poll.as_ref();
+        let replicas = self.table.iter().filter(|replica| polled(&replica.cluster).is_some());
+        let ids = replicas.map(|replica| replica.id);
+        let questions = self.schedule.next(ids, &self.pace(), now, MAX_CALLS_PER_TICK);
         let charges = link.all_charges(now);
-        let mut calls = 0;
-        for (id, address, cluster) in replicas {
-            if calls >= MAX_CALLS_PER_TICK {
-                return;
-            }
-            let due = self.due.entry(id).or_default();
-            let models = now >= due.models;
-            if models {
-                due.models = now.plus(MODELS_INTERVAL);
-            }
-            let metrics = now >= due.metrics;
-            if metrics {
-                due.metrics = now.plus(self.config.poll_interval);
-            }
-            let ask_metrics = Call::Metrics(id, charges.of(id).requests);
-            for (due, call) in [(metrics, ask_metrics), (models, Call::Models(id))] {
-                if due {
-                    calls += 1;
-                    self.ask_replica(call, &cluster, &address);
-                }
-            }
+        for (id, question) in questions {
+            let Some(replica) = self.table.by_id(id) else { continue };
+            let Some(poll) = polled(&replica.cluster) else { continue };
+            let address = replica.address.clone();
+            let call = match question {
+                Question::Metrics => Call::Metrics(id, charges.of(id).requests),
+                Question::Models => Call::Models(id),
+            };
+            self.ask_replica(call, poll, &address);
         }
+    }
+
+    fn pace(&self) -> Pace {
+        let (metrics, timeout) = (self.config.poll_interval, self.config.poll_timeout);
+        Pace { metrics, models: MODELS_INTERVAL, timeout }
     }
 
     fn ask_admin(&mut self) {
@@ -191,34 +215,56 @@ impl Poller {
             }
         }
         for admin in admins {
-            let path = "/clusters?format=json";
-            let token = host::call(&admin, "envoy-admin", path, &[], self.config.poll_timeout);
+            let path = clusters::path(&self.names_of(&admin));
+            let token = host::call(&admin, "envoy-admin", &path, &[], self.config.poll_timeout);
             self.begin(token, Call::Admin(admin.clone()), &admin);
         }
     }
 
-    fn ask_replica(&mut self, call: Call, cluster: &str, address: &str) {
+    /// The clusters whose members this admin names.
+    fn names_of(&self, admin: &str) -> Vec<&str> {
+        let of_admin = |membership: &Membership| matches!(membership, Membership::Admin(name) if name == admin);
+        let configured = self.config.clusters.iter();
+        configured.filter(|c| of_admin(&c.membership)).map(|c| c.name.as_str()).collect()
+    }
+
+    fn ask_replica(&mut self, call: Call, poll: &PollConfig, address: &str) {
         let path = if matches!(call, Call::Metrics(..)) { "/metrics" } else { "/v1/models" };
-        let headers = [(ROUTING_HEADER, address)];
-        let token = host::call(cluster, address, path, &headers, self.config.poll_timeout);
-        self.begin(token, call, cluster);
+        let ip = address.rsplit_once(':').map_or(address, |(ip, _)| ip);
+        let asked = poll.port.map(|port| format!("{ip}:{port}"));
+        let asked = asked.as_deref().unwrap_or(address);
+        let authority = poll.authority.as_deref().unwrap_or(asked);
+        let key = poll.api_key.as_ref().map(|key| format!("Bearer {}", key.reveal()));
+        let mut headers = vec![(ROUTING_HEADER, asked)];
+        headers.extend(key.as_deref().map(|key| ("authorization", key)));
+        let token = host::call(&poll.cluster, authority, path, &headers, self.config.poll_timeout);
+        self.begin(token, call, &poll.cluster);
     }
 
     fn begin(&mut self, token: Option<u32>, call: Call, cluster: &str) {
         match token {
             Some(token) => {
                 self.calls.insert(token, call);
+                self.complained_of.remove(&(cluster.to_owned(), NO_SUCH_CLUSTER));
             }
             None => {
                 meters::add(&metrics::POLLS, &[call.target(), "failed"], 1);
-                self.complain(cluster, "Envoy has no such cluster to poll through");
+                self.complain(cluster, NO_SUCH_CLUSTER);
+                self.answered(&call);
             }
         }
     }
 
-    fn complain(&mut self, cluster: &str, problem: &str) {
-        if self.complained_of.insert(cluster.to_owned()) {
-            log::error!("cluster {cluster:?}: {problem}");
+    fn answered(&mut self, call: &Call) {
+        if let Some((id, question)) = call.question() {
+            let pace = self.pace();
+            self.schedule.answered(id, question, &pace);
+        }
+    }
+
+    fn complain(&mut self, cluster: &str, problem: &'static str) {
+        if self.complained_of.insert((cluster.to_owned(), problem)) {
+            log::warn!("cluster {cluster:?}: {problem}");
         }
     }
 
@@ -231,70 +277,100 @@ impl Poller {
         body_size: usize,
     ) -> bool {
         let Some(call) = self.calls.remove(&token) else { return false };
+        self.answered(&call);
         // Without headers the call was reset, and asking for one would be an error.
         let ok = num_headers > 0 && host::call_header(":status").as_deref() == Some(b"200");
-        let result = if !ok || body_size > MAX_ANSWER_BYTES {
+        let result = if !ok {
             "failed"
-        } else if host::call_body(body_size).is_some_and(|body| self.take(link, &call, &body)) {
-            "ok"
+        } else if body_size > call.max_bytes() {
+            "too_large"
         } else {
-            "unreadable"
+            let body = host::call_body(body_size);
+            body.and_then(|body| self.take(link, &call, &body)).unwrap_or("unreadable")
         };
         meters::add(&metrics::POLLS, &[call.target(), result], 1);
         true
     }
 
-    fn take(&mut self, link: &mut Link, call: &Call, body: &[u8]) -> bool {
+    /// Takes in an answer: what is counted of it, or nothing when it is not what was asked for.
+    fn take(&mut self, link: &mut Link, call: &Call, body: &[u8]) -> Option<&'static str> {
         let taken = match call {
             Call::Admin(admin) => self.take_members(admin, body),
             Call::Metrics(id, own) => self.take_report(link, *id, *own, body),
             Call::Models(id) => self.take_models(*id, body),
         };
-        self.dirty |= taken;
+        self.dirty |= taken.is_some();
         taken
     }
 
-    fn take_members(&mut self, admin: &str, body: &[u8]) -> bool {
-        let of_admin = |membership: &Membership| *membership == Membership::Admin(admin.to_owned());
-        let configured = self.config.clusters.iter();
-        let names: Vec<&str> = configured
-            .filter(|cluster| of_admin(&cluster.membership))
-            .map(|cluster| cluster.name.as_str())
-            .collect();
-        let Some(found) = clusters::members(body, &names) else { return false };
-        let is_found = |name: &&str| found.iter().any(|(cluster, _)| cluster == name);
-        let missing: Vec<String> =
-            names.iter().filter(|name| !is_found(name)).map(|name| (*name).to_owned()).collect();
-        for name in missing {
-            self.complain(&name, "Envoy's admin knows no such cluster (yet)");
+    fn take_members(&mut self, admin: &str, body: &[u8]) -> Option<&'static str> {
+        let names = self.names_of(admin);
+        let found = clusters::members(body, &names)?;
+        let names: Vec<String> = names.into_iter().map(str::to_owned).collect();
+        for name in names {
+            if found.iter().any(|found| found.cluster == name) {
+                self.complained_of.remove(&(name, NOT_IN_ADMIN));
+            } else {
+                self.complain(&name, NOT_IN_ADMIN);
+            }
         }
-        for (cluster, members) in found {
+        for clusters::Found { cluster, members, weighted } in found {
             let unplaced = self.table.set_members(&cluster, &members);
+            if weighted {
+                self.complain(&cluster, WEIGHTED);
+            }
+            self.weighted.insert(cluster.clone(), if weighted { members.len() } else { 0 });
             self.unplaced.insert(cluster, unplaced);
         }
-        true
+        Some("ok")
     }
 
-    fn take_report(&mut self, link: &mut Link, id: ReplicaId, asked: u32, body: &[u8]) -> bool {
+    fn take_report(
+        &mut self,
+        link: &mut Link,
+        id: ReplicaId,
+        asked: u32,
+        body: &[u8],
+    ) -> Option<&'static str> {
         let page = String::from_utf8_lossy(body);
-        let Some(report) = Report::parse(&page) else { return false };
+        let report = Report::parse(&page)?;
         let now = host::now();
         link.refresh(now);
         // The engine wrote the page some time between the question and its answer.
         let own = asked.max(link.all_charges(now).of(id).requests);
+        let result = if report.is_complete() { "ok" } else { "incomplete" };
         // The place may have gone to another replica while the call was under way.
-        if self.table.by_id(id).is_some() && self.table.set_report(id.slot, &report, own, now) {
+        let Some(replica) = self.table.by_id(id) else { return Some(result) };
+        let cluster = replica.cluster.clone();
+        if self.table.set_report(id.slot, &report, own, now) {
             meters::add(&metrics::RESTARTS, &[], 1);
         }
-        true
+        self.take_topology(id, &cluster, &report);
+        Some(result)
     }
 
-    fn take_models(&mut self, id: ReplicaId, body: &[u8]) -> bool {
-        let Some(models) = models::names(body) else { return false };
+    /// Says what routing does not understand of a replica, once.
+    fn take_topology(&mut self, id: ReplicaId, cluster: &str, report: &Report) {
+        let topology =
+            Topology { data_parallel: report.engines > 1, disaggregated: report.disaggregated };
+        for (is_so, problem) in [
+            (topology.data_parallel, DATA_PARALLEL),
+            (topology.disaggregated, DISAGGREGATED),
+            (!report.is_complete(), INCOMPLETE),
+        ] {
+            if is_so {
+                self.complain(cluster, problem);
+            }
+        }
+        self.topology.insert(id, topology);
+    }
+
+    fn take_models(&mut self, id: ReplicaId, body: &[u8]) -> Option<&'static str> {
+        let models = models::names(body)?;
         if self.table.by_id(id).is_some() {
             self.table.set_models(id.slot, models);
         }
-        true
+        Some("ok")
     }
 
     /// Sets the gauges that speak of the whole Envoy.
@@ -316,12 +392,15 @@ impl Poller {
                 meters::record(&metrics::REPLICAS, &[&cluster.name, label], count as u64);
             }
         }
-        let charges = link.all_charges(now);
+        self.report_topology();
+        let (charges, strikes) = (link.all_charges(now), link.all_strikes());
         for replica in self.table.iter() {
             let address = [replica.address.as_str()];
             let charge = charges.of(replica.id);
             meters::record(&metrics::REPLICA_IN_FLIGHT, &address, charge.requests.into());
             meters::record(&metrics::REPLICA_UNFINISHED, &address, charge.unfinished_tokens);
+            let suspended = strikes.of(replica.id).is_suspended();
+            meters::record(&metrics::REPLICA_SUSPENDED, &address, suspended.into());
             let held = link.index().held_blocks(replica.id) as u64;
             meters::record(&metrics::REPLICA_SHADOW, &address, held);
             let capacity = link.capacity(replica.id) as u64;
@@ -339,17 +418,42 @@ impl Poller {
         }
     }
 
+    fn report_topology(&mut self) {
+        let table = &self.table;
+        self.topology.retain(|id, _| table.by_id(*id).is_some());
+        for cluster in &self.config.clusters {
+            let is_here = |id: &ReplicaId| {
+                table.by_id(*id).is_some_and(|replica| replica.cluster == cluster.name)
+            };
+            let count = |is_so: fn(&Topology) -> bool| {
+                let so =
+                    self.topology.iter().filter(|(id, topology)| is_here(id) && is_so(topology));
+                so.count() as u64
+            };
+            let weighted = self.weighted.get(&cluster.name).copied().unwrap_or(0) as u64;
+            for (kind, count) in [
+                ("data_parallel", count(|topology| topology.data_parallel)),
+                ("disaggregated", count(|topology| topology.disaggregated)),
+                ("weighted", weighted),
+            ] {
+                meters::record(&metrics::UNSUPPORTED_TOPOLOGY, &[&cluster.name, kind], count);
+            }
+        }
+    }
+
     /// Envoy keeps a gauge's last value for good: without this a replica that left in the middle
     /// of its work would be shown at work for ever.
     fn clear_gone(&mut self) {
-        let now: Vec<String> = self.table.iter().map(|replica| replica.address.clone()).collect();
+        let now: HashSet<String> =
+            self.table.iter().map(|replica| replica.address.clone()).collect();
         if now == self.reported {
             return;
         }
-        for address in self.reported.iter().filter(|address| !now.contains(address)) {
+        for address in self.reported.difference(&now) {
             for gauge in [
                 &metrics::REPLICA_IN_FLIGHT,
                 &metrics::REPLICA_UNFINISHED,
+                &metrics::REPLICA_SUSPENDED,
                 &metrics::REPLICA_SHADOW,
                 &metrics::REPLICA_CAPACITY,
                 &metrics::REPLICA_RUNNING,

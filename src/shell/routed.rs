@@ -3,13 +3,14 @@
 //! Every step is told to the other VMs at once: the charge, the blocks, the release. It reads no
 //! body and keeps no phase; when which step is due is [`super::http`]'s part.
 
+use super::reading::{Known, until};
 use super::root::Shared;
 use super::{ROUTING_HEADER, host, meters};
 use crate::feedback::{self, Feedback, Usage};
 use crate::metrics;
 use crate::model::Model;
+use crate::replicas::attempts::{Attempts, Seen};
 use crate::replicas::{Moment, ReplicaId};
-use crate::request::{self, Api, Prompt};
 use crate::route::{self, Decision, PromptKnowledge, Question, Reason};
 use crate::share::log::{Fate, Record};
 use crate::tokens::blocks::{BlockHash, Chain, ChainSeed};
@@ -21,14 +22,13 @@ const BYTES_PER_TOKEN: usize = 4;
 
 /// A request whose hold ends.
 pub struct Held<'a> {
-    pub api: Api,
     /// The cluster that the route chose.
     pub cluster: &'a str,
-    /// The whole body, or what stood in its way.
-    pub body: Result<&'a [u8], Reason>,
-    /// Its size as far as it is known.
+    /// What its body says, or what stood in the way.
+    pub known: Result<Known, Reason>,
+    /// The body's size as far as it is known.
     pub body_bytes: usize,
-    /// When the hold ended.
+    /// When the body was complete.
     pub began: Moment,
 }
 
@@ -44,6 +44,8 @@ pub struct Routed {
     /// Blocks that the replica was not believed to hold before this request.
     recorded: Vec<BlockHash>,
     served_elsewhere: bool,
+    /// The suspended replica that this request tries out.
+    probe: Option<ReplicaId>,
 }
 
 /// What is remembered of a prompt.
@@ -53,25 +55,15 @@ struct PromptFacts {
     usage_is_comparable: bool,
 }
 
-/// What is known of a body's prompt.
-struct Known {
-    prompt: Prompt,
-    tokens: Vec<u32>,
-    model: Rc<Model>,
-    /// The model's place in the configuration.
-    index: usize,
-}
-
 impl Routed {
     /// Decides, sets the header, charges the choice and records its blocks. An error leaves the
     /// choice to Envoy.
     pub fn new(shared: &mut Shared, held: Held<'_>) -> Result<Self, Reason> {
         shared.has_traffic = true;
         shared.streams = shared.streams.wrapping_add(1);
-        let known = held.body.and_then(|body| read_prompt(shared, held.api, body));
         let now = host::now();
         shared.link.refresh(now);
-        let decision = decide(shared, &held, &known, now);
+        let decision = decide(shared, &held, now);
         let Some(chosen) = decision.chosen() else { return Err(decision.reason) };
         if !host::set_request_header(ROUTING_HEADER, &decision.header()) {
             return Err(Reason::HostError);
@@ -79,8 +71,9 @@ impl Routed {
         let (replica, address) = (chosen.id, chosen.address.clone());
         let recorded = record_new(shared, &decision);
         shared.link.charge(replica, decision.uncached_tokens(), now);
+        let probe = shared.link.probe_began(replica).then_some(replica);
         shared.link.publish(now);
-        let prompt = known.ok().map(|known| PromptFacts::counted(shared, known, &decision));
+        let prompt = held.known.ok().map(|known| PromptFacts::counted(shared, known, &decision));
         Ok(Self {
             replica,
             address,
@@ -90,6 +83,7 @@ impl Routed {
             tokens_charged: true,
             recorded,
             served_elsewhere: false,
+            probe,
         })
     }
 
@@ -97,8 +91,56 @@ impl Routed {
         &self.decision
     }
 
+    /// Takes in what the response's head tells: who answered, and who did not.
+    pub fn responded(&mut self, shared: &mut Shared, status: u16) {
+        let address = host::property(&["upstream", "address"]).unwrap_or_default();
+        let details = host::property(&["response", "code_details"]).unwrap_or_default();
+        let attempts = host::number_property(&["upstream", "request_attempt_count"]);
+        let list: Vec<&str> =
+            self.decision.ranked.iter().map(|candidate| candidate.address.as_str()).collect();
+        let seen =
+            Seen { status, details: &details, attempts: attempts.unwrap_or(0), address: &address };
+        let found = Attempts::read(&list, &seen);
+        self.judge(shared, &found);
+        if found.answered.is_some() {
+            self.served_by(shared, &address);
+        }
+    }
+
+    /// Holds failures against those who failed, and takes back what a success disproves.
+    fn judge(&self, shared: &mut Shared, found: &Attempts<'_>) {
+        let Some(cluster) = self.cluster(shared) else { return };
+        let of = |shared: &Shared, address: &str| {
+            shared.link.table().by_address(&cluster, address).map(|replica| replica.id)
+        };
+        let now = host::now();
+        if !found.failed.is_empty() {
+            // Others may have told the same just now.
+            shared.link.refresh(now);
+        }
+        for failure in &found.failed {
+            let Some(replica) = of(shared, failure.address) else { continue };
+            meters::add(&metrics::STRIKES, &[failure.kind.as_str()], 1);
+            let (config, proof) = (&shared.config.passive_health, failure.kind.proof());
+            if shared.link.failed(config, replica, proof, self.began, now) {
+                meters::add(&metrics::SUSPENSIONS, &[], 1);
+            }
+        }
+        let answered = found.answered.filter(|_| found.is_success);
+        let answered = answered.and_then(|address| of(shared, address));
+        let restored =
+            answered.is_some_and(|replica| shared.link.succeeded(replica, self.began, now));
+        if restored || !found.failed.is_empty() {
+            shared.link.publish(now);
+        }
+    }
+
+    fn cluster(&self, shared: &Shared) -> Option<String> {
+        shared.link.table().by_id(self.replica).map(|replica| replica.cluster.clone())
+    }
+
     /// Notes who really served it: charge and blocks move there from the replica that was chosen.
-    pub fn served_by(&mut self, shared: &mut Shared, address: &str) {
+    fn served_by(&mut self, shared: &mut Shared, address: &str) {
         if address == self.address {
             return;
         }
@@ -109,6 +151,7 @@ impl Routed {
         let (now, uncached) = (host::now(), self.decision.uncached_tokens());
         shared.link.answer_began(self.replica, uncached);
         shared.link.release(self.replica);
+        self.end_probe(shared);
         self.take_back(shared);
         shared.link.charge(served, uncached, now);
         if let Some(chain) = &self.decision.chain {
@@ -148,6 +191,7 @@ impl Routed {
             shared.link.answer_began(self.replica, self.decision.uncached_tokens());
         }
         shared.link.release(self.replica);
+        self.end_probe(shared);
         // An engine that answers with an error has not computed the prompt. One whose client left
         // before any answer may have, and keeps what it has.
         if class.is_some() && status.is_some() {
@@ -157,6 +201,12 @@ impl Routed {
             self.learn(shared, feedback);
         }
         shared.link.publish(host::now());
+    }
+
+    fn end_probe(&mut self, shared: &mut Shared) {
+        if let Some(replica) = self.probe.take() {
+            shared.link.probe_ended(replica);
+        }
     }
 
     /// Takes back what was recorded of a request that its replica did not compute.
@@ -178,7 +228,9 @@ impl Routed {
             self.compare(&prompt.model_name, usage);
         }
         let Some(answer) = feedback.exact_answer() else { return };
-        let Ok(ids) = prompt.model.answer_ids(answer) else { return };
+        // The response is over and cannot be held: what does not fit into this callback is not learned.
+        let mut more = until(host::now());
+        let Ok(Some(ids)) = prompt.model.answer_ids(answer, &mut more) else { return };
         let cached = feedback::cached_answer_tokens(ids.len(), usage);
         let Some(chain) = &mut self.decision.chain else { return };
         if let Some((parent, blocks)) = extended(chain, ids.get(..cached).unwrap_or_default()) {
@@ -227,21 +279,8 @@ fn names(shared: &Shared, index: usize) -> &[String] {
     shared.config.models.get(index).map(|model| model.names.as_slice()).unwrap_or_default()
 }
 
-fn read_prompt(shared: &Shared, api: Api, body: &[u8]) -> Result<Known, Reason> {
-    let prompt = request::parse(api, body).map_err(|error| Reason::from(&error))?;
-    let index = shared.config.model_named(prompt.model.as_deref()).ok_or(Reason::UnknownModel)?;
-    let model = shared.models.model(index)?;
-    let local = host::wall_seconds().saturating_add_signed(shared.config.engine_utc_offset_s);
-    let tokens = model.token_ids(&prompt, local).map_err(|error| Reason::from(&error))?;
-    Ok(Known { prompt, tokens, model, index })
-}
-
-fn decide(
-    shared: &Shared,
-    held: &Held<'_>,
-    known: &Result<Known, Reason>,
-    now: Moment,
-) -> Decision {
+fn decide(shared: &Shared, held: &Held<'_>, now: Moment) -> Decision {
+    let known = &held.known;
     let model_names = known.as_ref().map_or(&[][..], |known| names(shared, known.index));
     let prompt = match known {
         Ok(known) => {

@@ -4,6 +4,7 @@
 //! Jinja as Hugging Face sets it up (`builtins`, `python`, `clock`). It does not tokenize, it has no clock, and it
 //! renders only the model's own template, never one that a client sent.
 
+mod bounds;
 mod builtins;
 mod clock;
 mod content;
@@ -28,10 +29,10 @@ const NAME: &str = "chat";
 /// The variable through which `strftime_now` learns the time.
 const NOW: &str = " now";
 
-/// Work one rendering may do: about an instruction, or 64 bytes of text, a unit. 200 messages of 1 MB in all take
-/// some 100,000; half of this limit would still pass 4 MB through a template that copies it thirty times; double
-/// would let a broken template hold a worker thread for a second.
-const FUEL: u64 = 4_000_000;
+/// Work one rendering may do: about an instruction, or 64 bytes of text, a unit. It cannot be interrupted. 2,000 messages
+/// of 4 MB in all take some 400,000 and 10 ms; half would refuse those; double would let a template hold a worker for
+/// more than 50 ms.
+const FUEL: u64 = 1_000_000;
 
 /// Bytes one rendering may write: four times the largest body that Envoy is configured to hold for us.
 const MAX_OUTPUT_BYTES: usize = 16 << 20;
@@ -115,6 +116,7 @@ impl ChatTemplate {
         source: &str,
         special_tokens: &BTreeMap<String, String>,
     ) -> Result<Self, TemplateError> {
+        bounds::check(source).map_err(TemplateError::Syntax)?;
         let syntax = SyntaxConfig::builder().trim_blocks(true).lstrip_blocks(true).build();
         let syntax = syntax.map_err(|error| TemplateError::Syntax(error.to_string()))?;
         let mut env = Environment::new();
@@ -133,13 +135,43 @@ impl ChatTemplate {
         })
     }
 
-    /// Renders a chat as the engine does. `now` is seconds since the Unix epoch in the engine's time zone.
+    /// Renders a chat as the engine does, in one go. `now` is seconds since the Unix epoch in the engine's time zone.
     ///
     /// # Errors
     /// When the engine would refuse the chat, the template raises or a limit is passed.
     pub fn render(&self, chat: &Chat, now: u64) -> Result<String, TemplateError> {
-        let variables = normalise::variables(chat, self.format, &self.source)?;
-        self.render_variables(variables, now)
+        let mut rendering = Rendering::Chat(Box::new(chat.clone()));
+        loop {
+            rendering = match self.step(rendering, now)? {
+                Rendering::Text(text) => return Ok(text),
+                rendering => rendering,
+            };
+        }
+    }
+
+    /// One step of rendering a chat: the engine's normalisation, then values for the template, then the template, which
+    /// its fuel bounds.
+    ///
+    /// # Errors
+    /// When the engine would refuse the chat, the template raises or a limit is passed.
+    pub fn step(&self, rendering: Rendering, now: u64) -> Result<Rendering, TemplateError> {
+        Ok(match rendering {
+            Rendering::Chat(chat) => {
+                Rendering::Variables(normalise::variables(&chat, self.format, &self.source)?)
+            }
+            Rendering::Variables(mut variables) => {
+                let last = self.mark_final_message(&mut variables)?;
+                Rendering::Values(Values { context: self.context(variables, now)?, last })
+            }
+            Rendering::Values(Values { context, last }) => {
+                let text = self.run(context)?;
+                Rendering::Text(match last {
+                    Some(last) => final_message::cut_after(text, &last)?,
+                    None => text,
+                })
+            }
+            Rendering::Text(text) => Rendering::Text(text),
+        })
     }
 
     /// Renders variables as they are, without the engine's normalisation: what transformers'
@@ -149,19 +181,29 @@ impl ChatTemplate {
     /// When the template raises or a limit is passed.
     pub fn render_variables(
         &self,
-        mut variables: Map<String, Json>,
+        variables: Map<String, Json>,
         now: u64,
     ) -> Result<String, TemplateError> {
-        match variables.shift_remove("continue_final_message") {
-            Some(Json::Bool(true)) => {
-                let last = final_message::mark(&mut variables, &self.source)?;
-                final_message::cut_after(self.run(variables, now)?, &last)
-            }
-            _ => self.run(variables, now),
+        let mut rendering = Rendering::Variables(variables);
+        loop {
+            rendering = match self.step(rendering, now)? {
+                Rendering::Text(text) => return Ok(text),
+                rendering => rendering,
+            };
         }
     }
 
-    fn run(&self, variables: Map<String, Json>, now: u64) -> Result<String, TemplateError> {
+    fn mark_final_message(
+        &self,
+        variables: &mut Map<String, Json>,
+    ) -> Result<Option<String>, TemplateError> {
+        match variables.shift_remove("continue_final_message") {
+            Some(Json::Bool(true)) => final_message::mark(variables, &self.source).map(Some),
+            _ => Ok(None),
+        }
+    }
+
+    fn context(&self, variables: Map<String, Json>, now: u64) -> Result<Value, TemplateError> {
         let mut context: BTreeMap<String, Value> = BTreeMap::new();
         for (name, text) in &self.special_tokens {
             context.insert(name.clone(), Value::from(text.as_str()));
@@ -170,11 +212,34 @@ impl ChatTemplate {
             context.insert(name, values::value(json)?);
         }
         context.insert(NOW.to_owned(), Value::from(now));
+        Ok(Value::from_pairs(context))
+    }
+
+    fn run(&self, context: Value) -> Result<String, TemplateError> {
         let template = self.env.get_template(NAME).map_err(failed)?;
         let mut out = Bounded(Vec::new());
-        template.render_captured_to(Value::from_pairs(context), &mut out).map_err(failed)?;
+        template.render_captured_to(context, &mut out).map_err(failed)?;
         String::from_utf8(out.0).map_err(|error| TemplateError::Failed(error.to_string()))
     }
+}
+
+/// A chat on its way to its text.
+pub enum Rendering {
+    /// As the client wrote it.
+    Chat(Box<Chat>),
+    /// As the engine gives it to the template.
+    Variables(Map<String, Json>),
+    /// As the template takes it.
+    Values(Values),
+    /// Rendered.
+    Text(String),
+}
+
+/// What a template is given.
+pub struct Values {
+    context: Value,
+    /// The final message, where it is to be continued.
+    last: Option<String>,
 }
 
 /// `{% generation %}` only marks the assistant's tokens for training; the block renders as it stands.

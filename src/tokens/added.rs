@@ -4,10 +4,11 @@
 //! so that a chosen text can match where no token stands, inside a character even; hence this matcher.
 
 use hashbrown::HashMap;
+use std::ops::Range;
 use tokenizers::pre_tokenizers::whitespace::is_word_char;
 
 /// Most added tokens a file may declare. Gemma 3 has 6,415; more than this is a damaged file.
-pub(super) const MAX_ADDED_TOKENS: usize = 1 << 16;
+pub(super) const MAX_ADDED_TOKENS: usize = 1 << 15;
 /// Longest added token, in bytes.
 pub(super) const MAX_ADDED_BYTES: usize = 1 << 10;
 
@@ -47,13 +48,11 @@ pub(super) struct Matcher {
 
 /// A stretch of plain text and the added token before it.
 #[derive(Debug, PartialEq, Eq)]
-pub(super) struct Piece<'t> {
+pub(super) struct Piece {
     /// The token before the text; none at the start.
     pub token: Option<u32>,
-    /// Plain text, may be empty.
-    pub text: &'t str,
-    /// Where the text starts in the whole.
-    pub offset: usize,
+    /// Where the plain text lies in the whole; it may be empty.
+    pub text: Range<usize>,
 }
 
 impl AddedTokens {
@@ -91,70 +90,100 @@ impl Matcher {
         self.tokens.len()
     }
 
-    /// Cuts `text` at the tokens found in it.
-    pub fn split<'m, 't>(&'m self, text: &'t str) -> Pieces<'m, 't> {
-        Pieces { matcher: self, text, at: 0, token: None, done: false }
-    }
-
-    /// The first token that starts at or after `from`, with its bounds.
-    fn find(&self, text: &str, from: usize) -> Option<(usize, usize, &AddedToken)> {
+    /// The added token that starts at or after `from`, with its bounds, or how far there is none: one call compares
+    /// some [`STEP_BYTES`] of tokens at most.
+    fn find(&self, text: &str, from: usize) -> Found<'_> {
         if self.tokens.is_empty() {
-            return None;
+            return Found::NoMore;
         }
+        let bytes = text.as_bytes();
+        let mut left = STEP_BYTES;
         let mut start = from;
-        loop {
-            let rest = text.as_bytes().get(start..)?;
+        while start < bytes.len() && left > 0 {
+            let rest = bytes.get(start..bytes.len().min(start + left)).unwrap_or_default();
             let starts = |&byte: &u8| self.starts.get(usize::from(byte)) == Some(&true);
-            start += rest.iter().position(starts)?;
-            let first = usize::from(*text.as_bytes().get(start)?);
-            for &length in self.lengths.get(first)? {
+            let skipped = rest.iter().position(starts).unwrap_or(rest.len());
+            (start, left) = (start + skipped, left - skipped);
+            if skipped == rest.len() {
+                continue;
+            }
+            let first = bytes.get(start).copied().map(usize::from);
+            for &length in first.and_then(|first| self.lengths.get(first)).into_iter().flatten() {
                 let end = start + usize::from(length);
+                left = left.saturating_sub(usize::from(length));
                 if let Some(token) = text.get(start..end).and_then(|found| self.tokens.get(found)) {
-                    return Some((start, end, token));
+                    return Found::Token { start, end, token };
                 }
             }
-            start += 1;
+            (start, left) = (start + 1, left.saturating_sub(1));
         }
+        if start < bytes.len() { Found::NoneUpTo(start) } else { Found::NoMore }
     }
 }
 
-/// The pieces of a text, in order.
-pub(super) struct Pieces<'m, 't> {
-    matcher: &'m Matcher,
-    text: &'t str,
+/// Bytes looked at in one step: some tens of microseconds.
+const STEP_BYTES: usize = 16 << 10;
+
+enum Found<'m> {
+    Token { start: usize, end: usize, token: &'m AddedToken },
+    NoneUpTo(usize),
+    NoMore,
+}
+
+/// Cuts a text at its added tokens, in steps.
+#[derive(Debug, Default)]
+pub(super) struct Cutter {
+    /// Where the plain text starts.
     at: usize,
+    /// Up to where no token starts that counts.
+    from: usize,
     token: Option<u32>,
     done: bool,
 }
 
-impl<'t> Iterator for Pieces<'_, 't> {
-    type Item = Piece<'t>;
+/// What one step of a [`Cutter`] found.
+#[derive(Debug, PartialEq, Eq)]
+pub(super) enum Cut {
+    /// Nothing yet.
+    Pending,
+    /// The next piece.
+    Piece(Piece),
+    /// There was no more.
+    End,
+}
 
-    fn next(&mut self) -> Option<Piece<'t>> {
+impl Cutter {
+    /// One bounded step through `text`, which must be the same each time.
+    pub fn step(&mut self, matcher: &Matcher, text: &str) -> Cut {
         if self.done {
-            return None;
+            return Cut::End;
         }
-        let offset = self.at;
-        let mut from = self.at;
-        while let Some((start, end, token)) = self.matcher.find(self.text, from) {
-            from = end;
-            let before = self.text.get(offset..start).unwrap_or_default();
-            let after = self.text.get(end..).unwrap_or_default();
-            // The character before a match counts even when an earlier token took it.
-            let whole_before = self.text.get(..start).unwrap_or_default();
-            if token.single_word && !stands_alone(whole_before, after) {
-                continue;
+        let (start, end, token) = match matcher.find(text, self.from) {
+            Found::NoneUpTo(from) => {
+                self.from = from;
+                return Cut::Pending;
             }
-            let text = if token.lstrip { before.trim_end() } else { before };
-            let taken = if token.rstrip { after.len() - after.trim_start().len() } else { 0 };
-            self.at = end + taken;
-            let piece = Piece { token: self.token, text, offset };
-            self.token = Some(token.id);
-            return Some(piece);
+            Found::NoMore => {
+                self.done = true;
+                return Cut::Piece(Piece { token: self.token, text: self.at..text.len() });
+            }
+            Found::Token { start, end, token } => (start, end, token),
+        };
+        self.from = end;
+        let before = text.get(self.at..start).unwrap_or_default();
+        let after = text.get(end..).unwrap_or_default();
+        // The character before a match counts even when an earlier token took it.
+        let whole_before = text.get(..start).unwrap_or_default();
+        if token.single_word && !stands_alone(whole_before, after) {
+            return Cut::Pending;
         }
-        self.done = true;
-        let text = self.text.get(offset..).unwrap_or_default();
-        Some(Piece { token: self.token, text, offset })
+        let plain = if token.lstrip { before.trim_end() } else { before };
+        let taken = if token.rstrip { after.len() - after.trim_start().len() } else { 0 };
+        let piece = Piece { token: self.token, text: self.at..self.at + plain.len() };
+        self.at = end + taken;
+        self.from = self.at;
+        self.token = Some(token.id);
+        Cut::Piece(piece)
     }
 }
 

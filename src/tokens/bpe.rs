@@ -16,6 +16,11 @@ pub(super) const NONE: u32 = u32::MAX;
 pub(super) const MAX_WORD_BYTES: usize = 1 << 20;
 /// Up to this many symbols a scan for the best pair beats a heap.
 const SCAN_SYMBOLS: usize = 48;
+/// A word longer than this, in bytes, is merged in steps. Halved, more words take the slower way; doubled, the longest
+/// uninterrupted merge takes a millisecond.
+const STEPPED_WORD_BYTES: usize = 4 << 10;
+/// Symbols looked up, or pairs merged, in one step: a fraction of a millisecond.
+const STEP: usize = 2 << 10;
 
 /// What the tables mean, beside their bytes.
 #[derive(Debug, Clone, PartialEq, Eq, Default)]
@@ -82,6 +87,30 @@ pub(super) struct MergeScratch {
     next: Vec<u32>,
     heap: BinaryHeap<Reverse<u64>>,
     cache: WordCache,
+    stage: Stage,
+}
+
+/// How far a long word is.
+#[derive(Default)]
+enum Stage {
+    /// Its atoms are looked up; this many bytes are done.
+    Atoms { at: usize, in_unknown_run: bool },
+    /// Its pairs are looked up, as many as there are.
+    Pairs,
+    /// Its pairs are merged, best first.
+    Merge,
+    /// No word is being merged.
+    #[default]
+    Done,
+}
+
+/// Whether a word's ids are all there.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(super) enum Word {
+    /// They are.
+    Done,
+    /// [`Tables::merge_step`] must be called for the same word until they are.
+    Long,
 }
 
 const NO_PAIR: u64 = u64::MAX;
@@ -136,6 +165,48 @@ impl MergeScratch {
     pub fn symbols(&self) -> &[u32] {
         &self.symbols
     }
+
+    /// Whether a word begun by [`Tables::encode_word`] is not finished.
+    pub fn is_merging(&self) -> bool {
+        !matches!(self.stage, Stage::Done)
+    }
+
+    /// Makes the symbols a linked list and the pairs a heap.
+    fn link(&mut self) {
+        let count = self.symbols.len() as u32;
+        self.pairs.push(NO_PAIR);
+        self.previous.clear();
+        self.previous.extend((0..count).map(|at| at.wrapping_sub(1)));
+        self.next.clear();
+        self.next.extend((1..count).chain([NONE]));
+        let entries = self.pairs.iter().zip(0u64..).filter(|&(&pair, _)| pair != NO_PAIR);
+        let mut heap = std::mem::take(&mut self.heap).into_vec();
+        heap.clear();
+        heap.extend(entries.map(|(&pair, at)| Reverse((pair >> 32 << 32) | at)));
+        self.heap = BinaryHeap::from(heap);
+    }
+
+    /// Leaves in `symbols` what the list still holds.
+    fn unlink(&mut self) {
+        let mut kept = 0;
+        let mut at = if self.symbols.is_empty() { NONE } else { 0 };
+        while let Some(&symbol) = self.symbols.get(at as usize) {
+            if let Some(slot) = self.symbols.get_mut(kept) {
+                *slot = symbol;
+            }
+            kept += 1;
+            at = self.next.get(at as usize).copied().unwrap_or(NONE);
+        }
+        self.symbols.truncate(kept);
+    }
+
+    /// Gives the buffers of a long word back, so that one does not fix a VM's memory. The cache stays.
+    pub fn shrink(&mut self) {
+        if self.symbols.capacity() > STEPPED_WORD_BYTES {
+            let cache = std::mem::take(&mut self.cache);
+            *self = Self { cache, ..Self::default() };
+        }
+    }
 }
 
 impl Bpe {
@@ -172,7 +243,23 @@ pub(super) fn pair_hash(left: u32, right: u32) -> u64 {
 }
 
 impl Tables<'_> {
-    /// Appends the ids of one pre-token.
+    /// Where the first part of a word ends that is encoded as it would be alone.
+    pub fn first_cut(&self, word: &str) -> usize {
+        let Some(mark) = self.settings.cut_before else { return word.len() };
+        let mut previous = None;
+        for (at, character) in word.char_indices() {
+            let cuts = character == mark
+                && previous.is_some_and(|p| !self.settings.cut_exceptions.contains(&p));
+            if cuts {
+                return at;
+            }
+            previous = Some(character);
+        }
+        word.len()
+    }
+
+    /// Appends the ids of one pre-token, or of a part of it that [`Self::first_cut`] cut off. Of a long word it only
+    /// begins the merge.
     ///
     /// # Errors
     /// When the word is longer than [`MAX_WORD_BYTES`].
@@ -181,41 +268,19 @@ impl Tables<'_> {
         word: &str,
         scratch: &mut MergeScratch,
         ids: &mut Vec<u32>,
-    ) -> Result<(), EncodeError> {
-        let Some(mark) = self.settings.cut_before else {
-            return self.encode_uncut(word, scratch, ids);
-        };
-        let (mut start, mut previous) = (0, None);
-        for (at, character) in word.char_indices() {
-            let cuts = character == mark
-                && previous.is_some_and(|p| !self.settings.cut_exceptions.contains(&p));
-            if cuts {
-                self.encode_uncut(word.get(start..at).unwrap_or_default(), scratch, ids)?;
-                start = at;
-            }
-            previous = Some(character);
-        }
-        self.encode_uncut(word.get(start..).unwrap_or_default(), scratch, ids)
-    }
-
-    fn encode_uncut(
-        &self,
-        word: &str,
-        scratch: &mut MergeScratch,
-        ids: &mut Vec<u32>,
-    ) -> Result<(), EncodeError> {
+    ) -> Result<Word, EncodeError> {
         if word.is_empty() {
-            return Ok(());
+            return Ok(Word::Done);
         }
         let hash = word_hash(word.as_bytes());
         if let Some(cached) = scratch.cache.ids(hash, word.as_bytes()) {
             ids.extend_from_slice(cached);
-            return Ok(());
+            return Ok(Word::Done);
         }
         if let Some(id) = self.word_at(hash, word.as_bytes()) {
             scratch.cache.keep(hash, word.as_bytes(), &[id]);
             ids.push(id);
-            return Ok(());
+            return Ok(Word::Done);
         }
         if word.len() > MAX_WORD_BYTES {
             return Err(EncodeError(format!(
@@ -223,24 +288,67 @@ impl Tables<'_> {
                 word.len()
             )));
         }
+        if word.len() > STEPPED_WORD_BYTES {
+            scratch.symbols.clear();
+            scratch.pairs.clear();
+            scratch.stage = Stage::Atoms { at: 0, in_unknown_run: false };
+            return Ok(Word::Long);
+        }
         self.merge_word(word, scratch);
         scratch.cache.keep(hash, word.as_bytes(), &scratch.symbols);
         ids.extend_from_slice(&scratch.symbols);
-        Ok(())
+        Ok(Word::Done)
+    }
+
+    /// One bounded piece of merging a long word; its ids are appended by the last.
+    pub fn merge_step(&self, word: &str, scratch: &mut MergeScratch, ids: &mut Vec<u32>) -> Word {
+        scratch.stage = match std::mem::take(&mut scratch.stage) {
+            Stage::Atoms { at, in_unknown_run } => {
+                let rest = word.get(at..).unwrap_or_default();
+                let end = rest.floor_char_boundary(STEP);
+                let part = rest.get(..end).unwrap_or_default();
+                let in_unknown_run = self.push_atoms(part, in_unknown_run, &mut scratch.symbols);
+                match end == rest.len() {
+                    true => Stage::Pairs,
+                    false => Stage::Atoms { at: at + end, in_unknown_run },
+                }
+            }
+            Stage::Pairs => {
+                self.push_pairs(scratch, STEP);
+                match scratch.pairs.len() + 1 < scratch.symbols.len() {
+                    true => Stage::Pairs,
+                    false => {
+                        scratch.link();
+                        Stage::Merge
+                    }
+                }
+            }
+            Stage::Merge => {
+                for _ in 0..STEP {
+                    let Some(Reverse(entry)) = scratch.heap.pop() else { break };
+                    self.merge_entry(entry, scratch);
+                }
+                match scratch.heap.is_empty() {
+                    true => Stage::Done,
+                    false => Stage::Merge,
+                }
+            }
+            Stage::Done => return Word::Done,
+        };
+        if scratch.is_merging() {
+            return Word::Long;
+        }
+        scratch.unlink();
+        ids.extend_from_slice(&scratch.symbols);
+        Word::Done
     }
 
     /// Atoms, then merges: leaves the ids in `scratch.symbols`.
     pub fn merge_word(&self, word: &str, scratch: &mut MergeScratch) {
         scratch.symbols.clear();
-        if self.settings.byte_level {
-            let symbols = word.bytes().map(|byte| self.atom(byte)).filter(|&id| id != NONE);
-            scratch.symbols.extend(symbols);
-        } else {
-            self.push_characters(word, &mut scratch.symbols);
-        }
+        self.push_atoms(word, false, &mut scratch.symbols);
         scratch.pairs.clear();
-        let neighbours = scratch.symbols.iter().zip(scratch.symbols.iter().skip(1));
-        scratch.pairs.extend(neighbours.map(|(&left, &right)| self.merge(left, right)));
+        self.push_pairs(scratch, usize::MAX);
         if scratch.symbols.len() <= SCAN_SYMBOLS {
             self.merge_by_scan(scratch);
         } else {
@@ -248,8 +356,26 @@ impl Tables<'_> {
         }
     }
 
-    fn push_characters(&self, word: &str, symbols: &mut Vec<u32>) {
-        let mut in_unknown_run = false;
+    /// The next so many pairs, behind those that are there.
+    fn push_pairs(&self, scratch: &mut MergeScratch, most: usize) {
+        let MergeScratch { symbols, pairs, .. } = scratch;
+        let rest = symbols.get(pairs.len()..).unwrap_or_default();
+        let neighbours = rest.iter().zip(rest.iter().skip(1)).take(most);
+        pairs.extend(neighbours.map(|(&left, &right)| self.merge(left, right)));
+    }
+
+    /// The atoms of a part of a word. Returns whether it ends in a run of unknown characters, as the part before did
+    /// if `in_unknown_run`.
+    fn push_atoms(&self, word: &str, in_unknown_run: bool, symbols: &mut Vec<u32>) -> bool {
+        if self.settings.byte_level {
+            symbols.extend(word.bytes().map(|byte| self.atom(byte)).filter(|&id| id != NONE));
+            return false;
+        }
+        self.push_characters(word, in_unknown_run, symbols)
+    }
+
+    fn push_characters(&self, word: &str, run: bool, symbols: &mut Vec<u32>) -> bool {
+        let mut in_unknown_run = run;
         let mut buffer = [0; 4];
         for character in word.chars() {
             let encoded = character.encode_utf8(&mut buffer);
@@ -266,6 +392,7 @@ impl Tables<'_> {
                 in_unknown_run = true;
             }
         }
+        in_unknown_run
     }
 
     fn merge_by_scan(&self, scratch: &mut MergeScratch) {
@@ -296,30 +423,11 @@ impl Tables<'_> {
     /// The same result in n log n: pairs wait in a heap, symbols are a linked list, and a heap entry
     /// that no longer agrees with `pairs` is stale.
     fn merge_by_heap(&self, scratch: &mut MergeScratch) {
-        let count = scratch.symbols.len() as u32;
-        scratch.pairs.push(NO_PAIR);
-        scratch.previous.clear();
-        scratch.previous.extend((0..count).map(|at| at.wrapping_sub(1)));
-        scratch.next.clear();
-        scratch.next.extend((1..count).chain([NONE]));
-        let entries = scratch.pairs.iter().zip(0u64..).filter(|&(&pair, _)| pair != NO_PAIR);
-        let mut entries_vec = std::mem::take(&mut scratch.heap).into_vec();
-        entries_vec.clear();
-        entries_vec.extend(entries.map(|(&pair, at)| Reverse((pair >> 32 << 32) | at)));
-        scratch.heap = BinaryHeap::from(entries_vec);
+        scratch.link();
         while let Some(Reverse(entry)) = scratch.heap.pop() {
             self.merge_entry(entry, scratch);
         }
-        let mut kept = 0;
-        let mut at = if count == 0 { NONE } else { 0 };
-        while let Some(&symbol) = scratch.symbols.get(at as usize) {
-            if let Some(slot) = scratch.symbols.get_mut(kept) {
-                *slot = symbol;
-            }
-            kept += 1;
-            at = scratch.next.get(at as usize).copied().unwrap_or(NONE);
-        }
-        scratch.symbols.truncate(kept);
+        scratch.unlink();
     }
 
     fn merge_entry(&self, entry: u64, scratch: &mut MergeScratch) -> Option<()> {

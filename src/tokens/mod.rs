@@ -9,23 +9,21 @@
 mod added;
 pub mod blocks;
 mod bpe;
+mod encoding;
 pub mod prepared;
+mod window;
 
 use added::AddedTokens;
-use bpe::{Bpe, MergeScratch};
+use bpe::Bpe;
+use encoding::Scratch;
+pub use encoding::{Encoding, More};
 use std::fmt;
 use std::sync::Mutex;
-use tokenizers::pipeline::{
-    Normalizer, NormalizerChain, PipelineTokenizer, PreTokenizer, PreTokenizerScratch, Span,
-};
+use tokenizers::pipeline::PipelineTokenizer;
 
-/// The longest text one call encodes, in bytes. Scratch memory is about twenty times the text; twice this would let one
-/// prompt take a third of the gigabyte Envoy allows a VM, half would refuse prompts of a million tokens.
+/// The longest text that is encoded, in bytes: twice the longest body that the shipped configuration reads. Doubled, one
+/// prompt of single letters would take a hundred megabytes for its ids.
 pub const MAX_TEXT_BYTES: usize = 8 << 20;
-
-/// Scratch buffers kept for the next call belong to texts up to this size, in bytes; larger ones are freed, so that one
-/// huge prompt does not fix a VM's memory. Halved, long prompts pay for allocation each time.
-const KEPT_TEXT_BYTES: usize = 1 << 20;
 
 /// A loaded tokenizer.
 pub struct Tokenizer {
@@ -33,14 +31,13 @@ pub struct Tokenizer {
     pipeline: PipelineTokenizer,
     added: AddedTokens,
     bpe: Bpe,
-    scratch: Mutex<Scratch>,
-}
-
-#[derive(Default)]
-struct Scratch {
-    pre_tokenizer: PreTokenizerScratch,
-    spans: Vec<Span>,
-    merge: MergeScratch,
+    /// Whether it has normalizers, and whether they can be given a text in parts.
+    normalizes: bool,
+    normalizes_apart: bool,
+    /// Whether words can be found a window at a time.
+    words_apart: bool,
+    /// The buffers of the text that was encoded last.
+    kept: Mutex<Option<Box<Scratch>>>,
 }
 
 /// How much a tokenizer holds.
@@ -67,6 +64,19 @@ impl fmt::Display for EncodeError {
 impl std::error::Error for EncodeError {}
 
 impl Tokenizer {
+    fn new(pipeline: PipelineTokenizer, added: AddedTokens, bpe: Bpe) -> Self {
+        let normalizers = pipeline.get_normalizers();
+        Self {
+            normalizes: !normalizers.is_empty(),
+            normalizes_apart: encoding::normalizes_apart(normalizers),
+            words_apart: window::cuts_apart(pipeline.get_pre_tokenizer()),
+            pipeline,
+            added,
+            bpe,
+            kept: Mutex::default(),
+        }
+    }
+
     /// Reads a Hugging Face `tokenizer.json` of any version.
     ///
     /// # Errors
@@ -76,86 +86,44 @@ impl Tokenizer {
         Ok(prepared::load(bytes)?.tokenizer)
     }
 
-    /// Token ids of `text`. `add_special_tokens` runs the tokenizer's post-processor (BOS and the like).
+    /// Token ids of `text`, in one go. `add_special_tokens` runs the tokenizer's post-processor (BOS and the like).
     ///
     /// # Errors
-    /// When the text is longer than [`MAX_TEXT_BYTES`], or one word of it is too long to merge.
+    /// When the text is longer than [`MAX_TEXT_BYTES`], or a part of it too long to be encoded.
     pub fn encode(&self, text: &str, add_special_tokens: bool) -> Result<Vec<u32>, EncodeError> {
+        let mut encoding = self.begin(text.to_owned(), add_special_tokens)?;
+        loop {
+            if let Some(ids) = encoding.go_on(self, &mut || true)? {
+                return Ok(ids);
+            }
+        }
+    }
+
+    /// Begins to encode a text.
+    ///
+    /// # Errors
+    /// When the text is longer than [`MAX_TEXT_BYTES`].
+    pub fn begin(&self, text: String, add_special_tokens: bool) -> Result<Encoding, EncodeError> {
         if text.len() > MAX_TEXT_BYTES {
             return Err(EncodeError(format!(
                 "text of {} bytes, at most {MAX_TEXT_BYTES} are tokenized",
                 text.len()
             )));
         }
-        // Another thread of a native command may hold the scratch: a fresh one costs an allocation, waiting costs more.
-        let mut fresh = Scratch::default();
-        let mut kept = self.scratch.try_lock().ok();
-        let scratch = kept.as_deref_mut().unwrap_or(&mut fresh);
-        let template = &self.pipeline.get_post_processor().single;
-        let mut ids = Vec::with_capacity(text.len() / 3);
-        if add_special_tokens {
-            ids.extend(template.prefix.iter().map(|&(token, _)| token.id()));
+        // Another text may have the buffers: fresh ones cost an allocation, waiting costs more.
+        let kept = self.kept.try_lock().ok().and_then(|mut kept| kept.take());
+        Ok(Encoding::new(self, text, add_special_tokens, kept.unwrap_or_default()))
+    }
+
+    fn keep(&self, scratch: Box<Scratch>) {
+        if let Ok(mut kept) = self.kept.try_lock() {
+            *kept = Some(scratch);
         }
-        self.encode_raw(text, scratch, &mut ids)?;
-        if add_special_tokens {
-            ids.extend(template.suffix.iter().map(|&(token, _)| token.id()));
-        }
-        if text.len() > KEPT_TEXT_BYTES {
-            *scratch = Scratch::default();
-        }
-        Ok(ids)
     }
 
     /// How much it holds.
     pub fn counts(&self) -> Counts {
         let (tokens, merges) = self.bpe.tables().counts();
         Counts { tokens, merges, added_tokens: self.added.raw.len() + self.added.normalized.len() }
-    }
-
-    fn encode_raw(
-        &self,
-        text: &str,
-        scratch: &mut Scratch,
-        ids: &mut Vec<u32>,
-    ) -> Result<(), EncodeError> {
-        let normalizers = NormalizerChain(self.pipeline.get_normalizers());
-        for piece in self.added.raw.split(text) {
-            ids.extend(piece.token);
-            if piece.text.is_empty() {
-                continue;
-            }
-            let normalized = normalizers
-                .normalize(piece.text, piece.offset)
-                .map_err(|error| EncodeError(error.to_string()))?;
-            for piece in self.added.normalized.split(&normalized) {
-                ids.extend(piece.token);
-                self.encode_words(piece.text, scratch, ids)?;
-            }
-        }
-        Ok(())
-    }
-
-    fn encode_words(
-        &self,
-        text: &str,
-        scratch: &mut Scratch,
-        ids: &mut Vec<u32>,
-    ) -> Result<(), EncodeError> {
-        if text.is_empty() {
-            return Ok(());
-        }
-        scratch.spans.clear();
-        self.pipeline
-            .get_pre_tokenizer()
-            .pre_tokenize(text, &mut scratch.pre_tokenizer, &mut scratch.spans)
-            .map_err(|error| EncodeError(error.to_string()))?;
-        let tables = self.bpe.tables();
-        for span in &scratch.spans {
-            let word = text.get(span.range()).ok_or_else(|| {
-                EncodeError("the pre-tokenizer cut inside a character".to_owned())
-            })?;
-            tables.encode_word(word, &mut scratch.merge, ids)?;
-        }
-        Ok(())
     }
 }

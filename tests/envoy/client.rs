@@ -186,7 +186,13 @@ impl Connection {
 
     /// Sends a request and reads the whole answer.
     pub async fn send(&mut self, ask: &Ask) -> Answer {
-        let (head, body) = self.begin(ask).await.into_parts();
+        let response = self.begin(ask).await;
+        self.finish(response).await
+    }
+
+    /// Reads the rest of an answer that has begun.
+    pub async fn finish(&mut self, response: Response<Incoming>) -> Answer {
+        let (head, body) = response.into_parts();
         let body = timeout(PATIENCE, body.collect()).await.expect("the answer's end in time");
         let body = body.expect("a complete answer").to_bytes();
         Answer { status: head.status.as_u16(), headers: head.headers, body }

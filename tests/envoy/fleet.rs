@@ -10,15 +10,15 @@ use std::path::{Path, PathBuf};
 use tokio::net::TcpListener;
 use warmpath::mock::{Handle, serve};
 
-const CLUSTERS: [&str; 2] = ["replicas_poll", "replicas"];
+pub const CLUSTERS: [&str; 2] = ["replicas_poll", "replicas"];
 
 /// Each cluster's file has a folder of its own, because Envoy watches folders for files that are moved into place.
-fn file(folder: &Path, cluster: &str) -> PathBuf {
+pub fn file(folder: &Path, cluster: &str) -> PathBuf {
     folder.join(cluster).join("endpoints.json")
 }
 
 /// The filter asks a new replica for its load as soon as it hears of it, so who is to be asked is written first.
-fn write_endpoints(folder: &Path, replicas: &[&Handle]) {
+pub fn write_endpoints(folder: &Path, replicas: &[&Handle]) {
     let addresses: Vec<SocketAddr> = replicas.iter().map(|handle| handle.address).collect();
     for cluster in CLUSTERS {
         let (new, file) = (folder.join(format!("{cluster}.new")), file(folder, cluster));
@@ -29,7 +29,7 @@ fn write_endpoints(folder: &Path, replicas: &[&Handle]) {
 }
 
 /// Cold prompts, and how many each replica got.
-async fn spread(rig: &Rig, seeds: std::ops::Range<u64>) -> BTreeMap<String, u32> {
+pub async fn spread(rig: &Rig, seeds: std::ops::Range<u64>) -> BTreeMap<String, u32> {
     let mut connection = rig.connect().await;
     let mut counts = BTreeMap::new();
     for seed in seeds {

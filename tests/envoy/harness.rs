@@ -1,13 +1,13 @@
 //! An Envoy with the filter, and mock replicas behind it, for as long as a test runs.
 
 use crate::client::{Answer, Ask, Connection};
-use crate::shipped::Config;
+use crate::shipped::{Config, Part};
 use crate::stats::Scrape;
 use serde_json::{Value, json};
 use std::future::Future;
 use std::io::Write as _;
 use std::net::SocketAddr;
-use std::path::PathBuf;
+use std::path::{Path, PathBuf};
 use std::process::{Child, Command, Stdio};
 use std::sync::atomic::{AtomicU32, Ordering};
 use std::sync::{Arc, LazyLock, Mutex, PoisonError};
@@ -20,7 +20,7 @@ use warmpath::mock::{Handle, Replica, ReplicaConfig, serve};
 use warmpath::model::Model;
 
 /// Until a condition must hold. Far more than it takes: only a failing test waits that long.
-const PATIENCE: Duration = Duration::from_secs(20);
+const PATIENCE: Duration = Duration::from_secs(60);
 
 /// Between two looks at a condition.
 const LOOK: Duration = Duration::from_millis(20);
@@ -55,6 +55,14 @@ impl Files {
         let find = |name| from_env(name).ok_or(name);
         let (envoy, wasm) = (find("ENVOY_BIN")?, find("WARMPATH_WASM")?);
         Ok(Self { envoy, wasm, prepared: PREPARED.clone().ok_or("WARMPATH_PREPARED")? })
+    }
+
+    /// The Envoy's minor version: 38 for 1.38.2.
+    pub fn minor(&self) -> u32 {
+        let output = Command::new(&self.envoy).arg("--version").output().unwrap();
+        let text = String::from_utf8_lossy(&output.stdout).into_owned();
+        let minor = text.split("/1.").nth(1).and_then(|rest| rest.split('.').next()?.parse().ok());
+        minor.unwrap_or_else(|| panic!("no version: {text}"))
     }
 }
 
@@ -145,9 +153,20 @@ impl Plan {
 }
 
 /// A running Envoy.
-struct Envoy {
+pub struct Envoy {
     process: Child,
     folder: PathBuf,
+}
+
+impl Envoy {
+    /// Whether the process has ended.
+    pub fn has_ended(&mut self) -> bool {
+        self.process.try_wait().unwrap().is_some()
+    }
+
+    fn log(&self) -> String {
+        std::fs::read_to_string(self.folder.join("envoy.log")).unwrap_or_default()
+    }
 }
 
 impl Drop for Envoy {
@@ -155,7 +174,7 @@ impl Drop for Envoy {
         let _ = self.process.kill();
         let _ = self.process.wait();
         if std::thread::panicking() {
-            let log = std::fs::read_to_string(self.folder.join("envoy.log")).unwrap_or_default();
+            let log = self.log();
             let lines: Vec<&str> = log.lines().collect();
             let end = &lines[lines.len().saturating_sub(60)..];
             eprintln!("--- the end of Envoy's log ---\n{}\n---", end.join("\n"));
@@ -194,9 +213,12 @@ pub struct Rig {
     pub workers: usize,
     pub replicas: Vec<Handle>,
     pub address: SocketAddr,
+    /// What this Envoy runs with, to be changed and pushed.
+    pub config: Config,
     admin: SocketAddr,
     envoy: Envoy,
     vms_created: f64,
+    pushes: u32,
 }
 
 impl Rig {
@@ -222,9 +244,26 @@ impl Rig {
         files: &Files,
         workers: usize,
         replicas: Vec<Handle>,
-        mut config: Config,
+        config: Config,
         folder: PathBuf,
         early: bool,
+    ) -> Self {
+        let mut rig = Self::launch(files, workers, replicas, config, folder);
+        rig.wait_for_listeners().await;
+        if !early {
+            rig.wait_until_ready().await;
+        }
+        rig.note_vms().await;
+        rig
+    }
+
+    /// Starts Envoy and does not wait for it.
+    pub fn launch(
+        files: &Files,
+        workers: usize,
+        replicas: Vec<Handle>,
+        mut config: Config,
+        folder: PathBuf,
     ) -> Self {
         let [inference, admin, files_port] = free_ports();
         config.set_files(&files.wasm, &files.prepared);
@@ -234,25 +273,28 @@ impl Rig {
                 replicas.iter().map(|replica| replica.address).collect();
             config.set_replicas(&addresses);
         }
+        write_parts(&config, &folder, 0, |_| true);
         let envoy = spawn(files, workers, &config, folder);
         let local = |port| SocketAddr::from(([127, 0, 0, 1], port));
-        let mut rig = Self {
+        Self {
             workers,
             replicas,
             address: local(inference),
+            config,
             admin: local(admin),
             envoy,
             vms_created: 0.0,
-        };
-        rig.wait_for_listeners().await;
-        if !early {
-            rig.wait_until_ready().await;
+            pushes: 0,
         }
-        rig.vms_created = rig.vms_created().await;
-        rig
     }
 
-    async fn wait_for_listeners(&mut self) {
+    /// From here on no VM may be made anew.
+    pub async fn note_vms(&mut self) {
+        self.vms_created = self.vms_created().await;
+    }
+
+    /// Waits until Envoy calls itself ready and listens.
+    pub async fn wait_for_listeners(&mut self) {
         let end = Instant::now() + PATIENCE;
         loop {
             if let Some(status) = self.envoy.process.try_wait().unwrap() {
@@ -322,6 +364,58 @@ impl Rig {
     async fn vms_created(&self) -> f64 {
         let stats = self.plain_stats("wasm.envoy.wasm.runtime.v8.created").await;
         stats.iter().map(|(_, value)| value).sum()
+    }
+
+    /// What Envoy has logged.
+    pub fn log(&self) -> String {
+        self.envoy.log()
+    }
+
+    /// Resident memory of Envoy, in bytes.
+    pub fn memory_bytes(&self) -> f64 {
+        let path = format!("/proc/{}/statm", self.envoy.process.id());
+        let pages = std::fs::read_to_string(path).unwrap();
+        let pages: f64 = pages.split(' ').nth(1).unwrap().parse().unwrap();
+        pages * 4096.0
+    }
+
+    /// Gives Envoy a changed configuration in the files that it watches, and waits for its verdict on this part: whether
+    /// it was taken.
+    pub async fn push(&mut self, part: Part, config: &Config) -> bool {
+        let before = self.verdicts(part).await;
+        self.pushes += 1;
+        write_parts(config, &self.envoy.folder, self.pushes, |other| other == part);
+        let end = Instant::now() + PATIENCE;
+        loop {
+            let after = self.verdicts(part).await;
+            if after != before {
+                let taken = after.0 > before.0 && after.1 == before.1;
+                if taken {
+                    self.config = config.clone();
+                }
+                return taken;
+            }
+            assert!(Instant::now() < end, "no verdict on {part:?}");
+            sleep(LOOK).await;
+        }
+    }
+
+    /// Updates taken and refused.
+    async fn verdicts(&self, part: Part) -> (f64, f64) {
+        let prefix = match part {
+            Part::Filter => "extension_config_discovery.http_filter.warmpath.",
+            Part::Routes => "http.inference.rds.inference.",
+            Part::Listeners => "listener_manager.lds.",
+            Part::Clusters => "cluster_manager.cds.",
+        };
+        let taken = if part == Part::Filter { "config_reload" } else { "update_success" };
+        let refused = if part == Part::Filter { "config_fail" } else { "update_rejected" };
+        let stats = self.plain_stats(&format!("{prefix}.*")).await;
+        let of = |name: &str| {
+            let is = |(full, _): &&(String, f64)| *full == format!("{prefix}{name}");
+            stats.iter().find(is).map_or(0.0, |(_, value)| *value)
+        };
+        (of(taken), of(refused))
     }
 
     /// Waits until the statistics say so.
@@ -423,8 +517,29 @@ impl Rig {
         all.filter(|seen| has_header(seen, "x-forwarded-proto")).collect()
     }
 
-    /// What a test must find at its end whatever it did: nothing in flight, no VM lost, no failed host call.
-    pub async fn finish(mut self) {
+    /// Starts a second process that takes over from the first, which goes on until it is drained: that one.
+    pub async fn restart_hot(&mut self, files: &Files) -> Envoy {
+        let mut config = self.config.clone();
+        config.arguments.extend(["--restart-epoch", "1"].map(str::to_owned));
+        let new = spawn(files, self.workers, &config, fresh_folder());
+        let old = std::mem::replace(&mut self.envoy, new);
+        let end = Instant::now() + PATIENCE;
+        // The admin port goes over when the new process is about to serve; its epoch tells whose it is.
+        loop {
+            let stats = self.plain_stats("server.hot_restart_generation").await;
+            let generation = stats.first().map_or(0.0, |(_, value)| *value);
+            if generation >= 2.0 && self.admin_get("/ready").await.status == 200 {
+                break;
+            }
+            assert!(Instant::now() < end, "the new process does not take over");
+            sleep(LOOK).await;
+        }
+        self.vms_created = self.vms_created().await;
+        old
+    }
+
+    /// As [`Self::finish`], for a rig whose configuration was changed: every change tries a VM.
+    pub async fn finish_after_updates(&mut self) {
         self.eventually("nothing in flight", |scrape| {
             scrape.sum("warmpath_replica_in_flight", &[]) == 0.0
                 && scrape.sum("warmpath_replica_unfinished_tokens", &[]) == 0.0
@@ -433,9 +548,14 @@ impl Rig {
         for (name, value) in self.plain_stats("vm_reload").await {
             assert_eq!(value, 0.0, "{name}");
         }
-        assert_eq!(self.vms_created().await, self.vms_created, "a VM was made anew");
         assert_eq!(self.scrape().await.sum("warmpath_host_errors_total", &[]), 0.0);
-        assert!(self.envoy.process.try_wait().unwrap().is_none(), "Envoy has ended");
+        assert!(!self.envoy.has_ended(), "Envoy has ended");
+    }
+
+    /// What a test must find at its end whatever it did: nothing in flight, no VM lost, no failed host call.
+    pub async fn finish(mut self) {
+        self.finish_after_updates().await;
+        assert_eq!(self.vms_created().await, self.vms_created, "a VM was made anew");
     }
 }
 
@@ -451,7 +571,7 @@ pub fn has_header(seen: &Seen, name: &str) -> bool {
 }
 
 /// Waits until something holds that no statistic shows.
-pub async fn until(what: &str, holds: impl Fn() -> bool) {
+pub async fn until(what: &str, mut holds: impl FnMut() -> bool) {
     let end = Instant::now() + PATIENCE;
     while !holds() {
         assert!(Instant::now() < end, "not in time: {what}");
@@ -459,16 +579,21 @@ pub async fn until(what: &str, holds: impl Fn() -> bool) {
     }
 }
 
-fn spawn(files: &Files, workers: usize, config: &Config, folder: PathBuf) -> Envoy {
+/// Starts Envoy, with a folder that it takes over.
+pub fn spawn(files: &Files, workers: usize, config: &Config, folder: PathBuf) -> Envoy {
     let path = folder.join("envoy.yaml");
-    std::fs::write(&path, config.text()).unwrap();
+    std::fs::write(&path, config.split(&folder).0).unwrap();
     let log = std::fs::File::create(folder.join("envoy.log")).unwrap();
+    let has_base = config.arguments.iter().any(|argument| argument.contains("base-id"));
+    let alone = (!has_base).then_some("--disable-hot-restart");
     let process = Command::new(&files.envoy)
-        .args(["--disable-hot-restart", "-l", "warning", "--component-log-level", "wasm:info"])
+        .args(["-l", "warning", "--component-log-level", "wasm:info"])
+        .args(&config.arguments)
         // File-based discovery wants to know who asks.
         .args(["--service-node", "test", "--service-cluster", "test"])
         .args(["--concurrency", &workers.to_string(), "-c"])
         .arg(&path)
+        .args(alone)
         .stdout(Stdio::null())
         .stderr(log)
         .spawn()
@@ -476,8 +601,18 @@ fn spawn(files: &Files, workers: usize, config: &Config, folder: PathBuf) -> Env
     Envoy { process, folder }
 }
 
+/// Writes the parts of a configuration that Envoy watches, each moved into place.
+fn write_parts(config: &Config, folder: &Path, version: u32, is_wanted: impl Fn(Part) -> bool) {
+    for (part, text) in config.split(folder).1.into_iter().filter(|(part, _)| is_wanted(*part)) {
+        let (new, file) = (folder.join("new"), part.file(folder));
+        std::fs::create_dir_all(file.parent().unwrap()).unwrap();
+        std::fs::write(&new, format!("version_info: \"{version}\"\n{text}")).unwrap();
+        std::fs::rename(new, file).unwrap();
+    }
+}
+
 /// Ports that were free a moment ago, all different.
-fn free_ports<const N: usize>() -> [u16; N] {
+pub fn free_ports<const N: usize>() -> [u16; N] {
     let bind = |_| std::net::TcpListener::bind("127.0.0.1:0").unwrap();
     let listeners: [std::net::TcpListener; N] = std::array::from_fn(bind);
     listeners.map(|listener| listener.local_addr().unwrap().port())

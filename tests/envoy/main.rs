@@ -20,7 +20,15 @@ mod prompts;
 mod shipped;
 #[cfg(test)]
 mod stats;
+#[cfg(test)]
+mod tls;
+#[cfg(test)]
+mod traffic;
 
+#[cfg(test)]
+mod budget;
+#[cfg(test)]
+mod deployments;
 #[cfg(test)]
 mod failures;
 #[cfg(test)]
@@ -28,8 +36,14 @@ mod feedback;
 #[cfg(test)]
 mod fleet;
 #[cfg(test)]
+mod polling;
+#[cfg(test)]
 mod prefixes;
 #[cfg(test)]
 mod requests;
 #[cfg(test)]
 mod start;
+#[cfg(test)]
+mod suspension;
+#[cfg(test)]
+mod updates;

@@ -6,7 +6,8 @@ use std::net::SocketAddr;
 use std::time::Duration;
 use warmpath::charge::Charges;
 use warmpath::index::PrefixIndex;
-use warmpath::replicas::{Health, Member, Moment, ReplicaTable};
+use warmpath::replicas::strikes::Strikes;
+use warmpath::replicas::{Member, Moment, ReplicaTable};
 use warmpath::request::{self, Api};
 use warmpath::route::{self, PromptKnowledge, Question, RouteConfig, View};
 use warmpath::score::CostConfig;
@@ -65,11 +66,11 @@ pub fn cold_choice(chat: &Value, replicas: &[SocketAddr]) -> SocketAddr {
     let prompt = request::parse(Api::Chat, chat.to_string().as_bytes()).unwrap();
     let tokens = QWEN3.token_ids(&prompt, 0).unwrap();
     let mut table = ReplicaTable::default();
-    let member =
-        |address: &SocketAddr| Member { address: address.to_string(), health: Health::Healthy };
+    let member = |address: &SocketAddr| Member::healthy(address.to_string());
     table.set_members("replicas", &replicas.iter().map(member).collect::<Vec<Member>>());
     let (index, charges) = (PrefixIndex::new(), Charges::default());
-    let view = View { table: &table, index: &index, charges: &charges, now: Moment(1) };
+    let (table, index, charges, strikes) = (&table, &index, &charges, &Strikes::default());
+    let view = View { table, index, charges, strikes, now: Moment(1) };
     let config = RouteConfig {
         cost: CostConfig::default(),
         tie_s: 0.005,

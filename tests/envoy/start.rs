@@ -1,23 +1,102 @@
 //! The shipped configuration, and what happens before the filter knows everything.
 
 use crate::client::{Ask, Connection};
-use crate::harness::{Files, Plan, Rig, has_header, validate, with_envoy};
+use crate::harness::{
+    Files, Plan, Rig, fast_replica, free_ports, fresh_folder, has_header, spawn, start_replica,
+    validate, with_envoy,
+};
 use crate::prompts::{chat, cold_choice};
-use crate::shipped::Config;
+use crate::shipped::{Config, shipped};
+use crate::stats::Scrape;
+use crate::traffic::connect_when_open;
 use std::collections::BTreeSet;
+use std::io::Write as _;
 use std::net::SocketAddr;
-use tokio::time::Instant;
+use std::os::unix::fs::PermissionsExt as _;
+use std::sync::Arc;
+use std::sync::atomic::{AtomicBool, Ordering};
+use std::time::Duration;
+use tokio::time::{Instant, sleep};
 
 const ROUTING: &str = "x-gateway-destination-endpoint";
 
 #[test]
-fn the_shipped_configuration_is_valid() {
-    with_envoy("the_shipped_configuration_is_valid", |files| async move {
-        let mut config = Config::read();
+fn every_shipped_configuration_is_valid() {
+    with_envoy("every_shipped_configuration_is_valid", |files| async move {
+        for name in shipped() {
+            let mut config = Config::read_named(&name);
+            config.set_files(&files.wasm, &files.prepared);
+            let verdict = validate(&files, &config);
+            match config.needs_minor() {
+                Some(minor) if files.minor() < minor => {
+                    verdict.expect_err("a file that says which Envoy it needs");
+                    continue;
+                }
+                _ => verdict.unwrap_or_else(|refusal| panic!("{name}: {refusal}")),
+            }
+            config.replace("least_request.v3.LeastRequest", "least_request.v3.MostRequest");
+            validate(&files, &config).expect_err("a configuration that cannot be valid");
+        }
+    });
+}
+
+#[test]
+fn a_private_admin_serves_the_filter_and_shows_metrics_alone() {
+    with_envoy("a_private_admin_serves_the_filter_and_shows_metrics_alone", |files| async move {
+        let folder = fresh_folder();
+        let socket = folder.join("admin.sock");
+        let mut config = Config::read_named("private-admin.yaml");
         config.set_files(&files.wasm, &files.prepared);
-        validate(&files, &config).unwrap();
-        config.replace("least_request.v3.LeastRequest", "least_request.v3.MostRequest");
-        validate(&files, &config).expect_err("a configuration that cannot be valid");
+        let [inference, prepared, metrics] = free_ports();
+        for (old, new) in [(8080, inference), (9902, prepared), (9903, metrics)] {
+            config.replace(&format!("port_value: {old}"), &format!("port_value: {new}"));
+        }
+        config.replace("/run/warmpath/admin.sock", &socket.display().to_string());
+        let replicas =
+            [start_replica(fast_replica("a")).await, start_replica(fast_replica("b")).await];
+        config.set_replicas(&replicas.each_ref().map(|replica| replica.address));
+        if config.needs_minor().is_some_and(|minor| files.minor() < minor) {
+            config.replace(
+                "  allow_paths:\n  - {prefix: /clusters}\n  - {prefix: /stats/prometheus}\n  - {exact: /ready}\n",
+                "",
+            );
+        }
+        let mut envoy = spawn(&files, 1, &config, folder);
+        let local = |port| SocketAddr::from(([127, 0, 0, 1], port));
+        let scrape = Ask::get("/stats/prometheus");
+        let end = Instant::now() + Duration::from_secs(60);
+        connect_when_open(local(metrics)).await;
+        loop {
+            let page = Connection::open(local(metrics)).await.send(&scrape).await;
+            let scrape = Scrape::parse(&String::from_utf8_lossy(&page.body));
+            let known = scrape.sum("warmpath_replicas", &[("health", "healthy")]) == 2.0
+                && scrape.sum("warmpath_vms", &[("state", "ready")]) == 1.0;
+            if known {
+                break;
+            }
+            assert!(Instant::now() < end && !envoy.has_ended(), "{:?}", page.body);
+            sleep(Duration::from_millis(20)).await;
+        }
+        let ask = Ask::chat(&chat(1, 200, 1));
+        let mut connection = Connection::open(local(inference)).await;
+        connection.send(&ask).await;
+        assert!(connection.send(&ask).await.usage().cached_tokens > 0);
+        for refused in [
+            "/",
+            "/config_dump",
+            "/clusters",
+            "/quitquitquit",
+            "/stats/prometheus/../../config_dump",
+        ] {
+            for ask in [Ask::get(refused), Ask::post(refused, "")] {
+                let answer = Connection::open(local(metrics)).await.send(&ask).await;
+                assert_eq!(answer.status, 404, "{refused}");
+            }
+        }
+        let ask = Ask::post("/stats/prometheus", "");
+        assert_eq!(Connection::open(local(metrics)).await.send(&ask).await.status, 404);
+        let mode = std::fs::metadata(&socket).unwrap().permissions().mode();
+        assert_eq!(mode & 0o777, 0o600);
     });
 }
 
@@ -114,4 +193,70 @@ fn requests_are_answered_while_tokenizers_load() {
         assert!(rig.send(&ask).await.usage().cached_tokens > 0);
         rig.finish().await;
     });
+}
+
+/// Many VMs at once (R09, R15, W31), and requests that come before they are there (W19).
+#[test]
+fn many_workers_start_while_requests_come() {
+    with_envoy("many_workers_start_while_requests_come", |files| async move {
+        let starts = std::env::var("WARMPATH_STARTS").ok();
+        let starts = starts.map_or(2, |count| count.parse().expect("a number of starts"));
+        for start in 0..starts {
+            let workers = if start % 2 == 0 { 32 } else { 64 };
+            let figures = start_under_requests(&files, workers).await;
+            let line = format!("start {start}: {workers} workers, {figures}\n");
+            // Past the test harness, which swallows what passing tests print.
+            std::io::stderr().write_all(line.as_bytes()).unwrap();
+        }
+    });
+}
+
+/// Starts Envoy with requests from the moment its port is open, until every VM has its place. Returns figures to print.
+async fn start_under_requests(files: &Files, workers: usize) -> String {
+    let began = Instant::now();
+    let mut replicas = Vec::new();
+    for name in ["a", "b"] {
+        replicas.push(start_replica(fast_replica(name)).await);
+    }
+    // The poll interval as it is shipped, too.
+    let mut rig = Rig::launch(files, workers, replicas, Config::read(), fresh_folder());
+    let stop = Arc::new(AtomicBool::new(false));
+    let (address, stopped) = (rig.address, Arc::clone(&stop));
+    let client = tokio::spawn(async move {
+        let mut answered = 0;
+        connect_when_open(address).await;
+        while !stopped.load(Ordering::Relaxed) {
+            // A connection each, so that all workers are asked.
+            let ask = Ask::chat(&chat(answered, 40, 1));
+            let answer = Connection::open(address).await.send(&ask).await;
+            assert_eq!(answer.status, 200, "{answer:?}");
+            answered += 1;
+        }
+        answered
+    });
+    rig.wait_for_listeners().await;
+    let ready = began.elapsed();
+    // One a worker, and the main thread's.
+    let scrape = rig
+        .eventually("a place for every VM", |scrape| {
+            scrape.sum("warmpath_vms", &[("state", "all")]) == workers as f64 + 1.0
+                && scrape.sum("warmpath_replicas", &[("health", "healthy")]) == 2.0
+        })
+        .await;
+    let shared = began.elapsed();
+    rig.note_vms().await;
+    stop.store(true, Ordering::Relaxed);
+    let answered = client.await.expect("every request answered");
+    assert!(answered > 0, "no request came while Envoy started");
+    let reasons = scrape.by("warmpath_requests_total", "reason");
+    let early = ["no_replicas", "no_healthy_replica", "tokenizer_loading", "cold", "prefix"];
+    let unexpected = reasons.keys().find(|reason| !early.contains(&reason.as_str()));
+    assert_eq!(unexpected, None, "{reasons:?}");
+    let memory = rig.memory_bytes() / 1e6;
+    rig.finish().await;
+    format!(
+        "ready after {} ms, all VMs after {} ms, {answered} requests answered, RSS {memory:.0} MB",
+        ready.as_millis(),
+        shared.as_millis()
+    )
 }

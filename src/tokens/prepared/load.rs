@@ -5,18 +5,23 @@
 
 use super::container::{CHECKED_FROM, Contents, Section, number};
 use super::{LoadError, Prepared, charsmap};
+use crate::tokens::Tokenizer;
 use crate::tokens::added::{AddedToken, AddedTokens, MAX_ADDED_BYTES, MAX_ADDED_TOKENS};
 use crate::tokens::bpe::{Bpe, Layout, NONE, Settings};
-use crate::tokens::{Scratch, Tokenizer};
 use std::collections::BTreeMap;
 use std::ops::Range;
-use std::sync::Mutex;
+use tokenizers::pipeline::PipelineNormalizer;
 use xxhash_rust::xxh3::Xxh3Default;
 
 /// Bytes hashed in one step: about a millisecond. Doubled, the stall doubles; halved, loading takes more ticks.
 const STEP_BYTES: usize = 4 << 20;
-/// Largest section that is parsed rather than used in place.
-const MAX_TEXT_SECTION: usize = 4 << 20;
+/// Largest file. Gemma 3's has 18 MB; twice this would let one model take an eighth of what Envoy allows a VM.
+pub const MAX_FILE_BYTES: usize = 64 << 20;
+/// Largest section that is parsed rather than used in place: some 10 ms. Those of public models have a tenth of it.
+const MAX_TEXT_SECTION: usize = 1 << 20;
+/// How much longer the normalizers together may make a text: each piece of it is normalized in one go. One that writes
+/// three bytes for a space makes it three times as long.
+const MAX_GROWTH: usize = 16;
 /// Most slots one lookup may visit. Files are written with some tens; a thousand would make every lookup slow.
 pub(super) const MAX_PROBES: u32 = 512;
 /// Most characters at which a word may not be cut.
@@ -63,6 +68,9 @@ impl Loader {
     /// # Errors
     /// When the bytes are not a prepared file of this version.
     pub fn new(bytes: Vec<u8>) -> Result<Self, LoadError> {
+        if bytes.len() > MAX_FILE_BYTES {
+            return Err(too_large(bytes.len()));
+        }
         let contents = Contents::read(&bytes)?;
         let stage = Stage::Checksum { hasher: Box::default(), at: CHECKED_FROM };
         Ok(Self { bytes, contents, stage })
@@ -120,6 +128,9 @@ impl Loader {
             .map_err(|error| self.error(Section::Pipeline, &error.to_string()))?;
         charsmap::check(pipeline.get_normalizers())
             .map_err(|error| self.error(Section::Pipeline, &error.to_string()))?;
+        if growth(pipeline.get_normalizers()) > MAX_GROWTH {
+            return Err(self.error(Section::Pipeline, "normalizers that make texts too long"));
+        }
         let special_tokens: BTreeMap<String, String> =
             serde_json::from_str(self.text(Section::SpecialTokens)?)
                 .map_err(|error| self.error(Section::SpecialTokens, &error.to_string()))?;
@@ -127,8 +138,7 @@ impl Loader {
         let settings = self.settings()?;
         let layout = self.layout()?;
         let bpe = Bpe { bytes: std::mem::take(&mut self.bytes), layout, settings };
-        let scratch = Mutex::new(Scratch::default());
-        let tokenizer = Tokenizer { pipeline, added, bpe, scratch };
+        let tokenizer = Tokenizer::new(pipeline, added, bpe);
         Ok(Progress::Ready(Box::new(Prepared { tokenizer, chat_template, special_tokens })))
     }
 
@@ -199,6 +209,21 @@ impl Loader {
         let start = self.contents.range(section).start;
         LoadError(format!("byte {start}, section {section:?}: {what}"))
     }
+}
+
+/// What is said of a file of too many bytes.
+pub fn too_large(length: usize) -> LoadError {
+    LoadError(format!("a file of {length} bytes, at most {MAX_FILE_BYTES} are loaded"))
+}
+
+/// How many times longer a text may become.
+fn growth(normalizers: &[PipelineNormalizer]) -> usize {
+    let lengths = normalizers.iter().map(|normalizer| match normalizer {
+        PipelineNormalizer::Replace(replace) => replace.content.len(),
+        PipelineNormalizer::Prepend(prepend) => prepend.prepend.len(),
+        _ => 1,
+    });
+    lengths.fold(1, |product, length| product.saturating_mul(length.max(1)))
 }
 
 /// Reads a section from front to back.

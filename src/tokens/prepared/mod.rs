@@ -10,7 +10,7 @@ mod load;
 mod tables;
 
 pub use build::prepare;
-pub use load::{Loader, Progress, load};
+pub use load::{Loader, MAX_FILE_BYTES, Progress, load, too_large};
 
 use super::Tokenizer;
 use std::collections::BTreeMap;

@@ -34,6 +34,7 @@ pub const ALL: &[Target] = &[
     response::METRICS,
     response::ADMIN,
     response::MODELS,
+    response::ATTEMPTS,
     shared::VALUES,
     shared::LOGS,
     operator::CONFIGS,

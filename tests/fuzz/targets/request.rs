@@ -7,9 +7,10 @@ use std::cell::OnceCell;
 use warmpath::charge::{Charge, Charges};
 use warmpath::config::Config;
 use warmpath::index::{PrefixIndex, Recorded};
-use warmpath::model::Model;
+use warmpath::model::{Model, PromptError, Reading};
+use warmpath::replicas::strikes::{Strike, Strikes};
 use warmpath::replicas::{Health, Load, Member, Moment, Replica, ReplicaId, ReplicaTable};
-use warmpath::request::{Api, Input, RequestError, parse};
+use warmpath::request::{Api, Input, Prompt, RequestError, parse};
 use warmpath::route::{Decision, MAX_RANKED, PromptKnowledge, Question, RouteConfig, View, decide};
 use warmpath::tokens::blocks::{BlockSize, Chain, ChainSeed};
 use warmpath::tokens::prepared;
@@ -148,7 +149,9 @@ fn prompts(data: &[u8]) {
     let ids = MODELS.with(|models| {
         let models = models.get_or_init(self::models);
         let model = &models[usize::from(knobs) % models.len()];
-        bounded(body.len(), 24 << 20, 400, || model.token_ids(&prompt, 1_768_480_200))
+        let ids = bounded(body.len(), 24 << 20, 400, || model.token_ids(&prompt, 1_768_480_200));
+        assert_eq!(step_by_step(model, prompt.clone()), ids, "step by step");
+        ids
     });
     let Ok(ids) = ids else { return };
     if let Input::Text { text, .. } = &prompt.input {
@@ -161,10 +164,21 @@ fn prompts(data: &[u8]) {
     fleet.decide_twice(&ids, seed, prompt.max_answer_tokens, &mut bytes);
 }
 
+/// Reads a prompt with a pause wherever one is possible.
+fn step_by_step(model: &Model, mut prompt: Prompt) -> Result<Vec<u32>, PromptError> {
+    let mut reading = Reading::new(&mut prompt, 1_768_480_200);
+    loop {
+        if let Some(ids) = reading.go_on(model, &mut || false)? {
+            return Ok(ids);
+        }
+    }
+}
+
 struct Fleet {
     config: RouteConfig,
     table: ReplicaTable,
     charges: Charges,
+    strikes: Strikes,
     now: Moment,
 }
 
@@ -177,7 +191,7 @@ impl Fleet {
             br#"{"models":[{"name":"m","prepared":{"cluster":"f","path":"/m"}}],"clusters":[{"name":"c","replicas":[]}]}"#,
         );
         let now = Moment(bytes.u64());
-        let mut charges = Charges::default();
+        let (mut charges, mut strikes) = (Charges::default(), Strikes::default());
         let mut places = Vec::new();
         for slot in 0..u32::from(bytes.u8() % 9) {
             let id = ReplicaId { slot, incarnation: bytes.u32() };
@@ -190,9 +204,22 @@ impl Fleet {
                 recent_at: Moment(bytes.u64()),
             };
             charges.insert(id, charge);
+            if bytes.u8() & 1 == 0 {
+                continue;
+            }
+            let strike = Strike {
+                failures: bytes.u32(),
+                suspensions: bytes.u32(),
+                suspended_at: Moment(bytes.u64()),
+                until: Moment(bytes.u64()),
+                cleared_at: Moment(bytes.u64()),
+                probes: bytes.u32(),
+                ..Strike::default()
+            };
+            strikes.insert(id, strike);
         }
         let table = ReplicaTable::from_places(places);
-        Self { config: config.expect("a configuration").route, table, charges, now }
+        Self { config: config.expect("a configuration").route, table, charges, strikes, now }
     }
 
     /// Decides, records what the choice would compute, and decides again: then it is all held there.
@@ -226,13 +253,15 @@ impl Fleet {
     }
 
     fn decide(&self, index: &PrefixIndex, question: &Question<'_>) -> Decision {
-        let view = View { table: &self.table, index, charges: &self.charges, now: self.now };
+        let Self { table, charges, strikes, .. } = self;
+        let view = View { table, index, charges, strikes, now: self.now };
         let decision = decide(&self.config, &view, question);
         assert!(decision.ranked.len() <= MAX_RANKED);
         assert_eq!(decision.ranked.is_empty(), decision.chosen().is_none());
         for (place, candidate) in decision.ranked.iter().enumerate() {
             let replica = self.table.by_id(candidate.id).expect("a replica of the table");
-            assert!(replica.health == Health::Healthy && replica.serves(question.model_names));
+            assert!(replica.health == Health::Healthy);
+            assert!(replica.serves(question.model_names) != Some(false));
             assert!(candidate.cost.total().is_finite(), "{:?}", candidate.cost);
             assert!(candidate.overlap_tokens <= decision.prompt_tokens);
             assert!(!decision.ranked[..place].iter().any(|earlier| earlier.id == candidate.id));
@@ -245,6 +274,7 @@ impl Fleet {
 
 fn replica(id: ReplicaId, bytes: &mut Bytes<'_>) -> Replica {
     let member = Member {
+        priority: bytes.u32(),
         address: format!("10.0.0.{}:{}", id.slot, 8000 + u32::from(bytes.u8())),
         health: [Health::Healthy, Health::Healthy, Health::Unhealthy, Health::Draining]
             [usize::from(bytes.u8() % 4)],

@@ -4,8 +4,9 @@ use super::{Bytes, Target, no_more_seeds};
 use crate::memory::bounded;
 use std::fs;
 use warmpath::feedback::{Feedback, cached_answer_tokens};
+use warmpath::replicas::attempts::{Attempts, Seen};
 use warmpath::replicas::stats::Report;
-use warmpath::replicas::{MAX_REPLICAS, Moment, ReplicaTable, clusters, models};
+use warmpath::replicas::{MAX_REPLICAS, Member, Moment, ReplicaTable, clusters, models};
 use warmpath::request::Api;
 
 pub const RESPONSES: Target = Target {
@@ -137,8 +138,7 @@ fn metrics(data: &[u8]) {
     assert!(report.started_at.is_none_or(|at| at.is_finite() && at > 0.0));
     assert!(report.capacity_blocks.is_none_or(|blocks| blocks > 0));
     let mut table = ReplicaTable::default();
-    let member =
-        warmpath::replicas::Member { address: "10.0.0.1:80".into(), health: Default::default() };
+    let member = Member::healthy("10.0.0.1:80".to_owned());
     table.set_members("c", &[member]);
     assert!(!table.set_report(0, &report, 0, Moment(1)), "the first report is no restart");
     assert!(!table.set_report(0, &report, 0, Moment(2)), "the same report is no restart");
@@ -181,7 +181,7 @@ fn admin(data: &[u8]) {
         return;
     };
     let mut table = ReplicaTable::default();
-    for (cluster, members) in &found {
+    for clusters::Found { cluster, members, .. } in &found {
         assert!(names.contains(&cluster.as_str()));
         table.set_members(cluster, members);
         let before = table.clone();
@@ -225,4 +225,40 @@ pub const MODELS: Target = Target {
 fn names(data: &[u8]) {
     let Some(names) = bounded(data.len(), 64 << 10, 250, || models::names(data)) else { return };
     assert!(names.len() <= 1024 && names.iter().all(|name| name.len() <= 512));
+}
+
+pub const ATTEMPTS: Target = Target {
+    name: "attempts",
+    run: attempts,
+    words: &[
+        "via_upstream",
+        "upstream_reset_before_response_started{",
+        "connection_failure",
+        "remote_reset",
+        "|",
+        "}",
+        "a:1",
+        "\0",
+    ],
+    more_seeds: || {
+        let details = ["via_upstream", "upstream_reset_before_response_started{remote_reset|x}"];
+        let seed = |details: &str| format!("\u{2}\u{7f}a:1\0{details}").into_bytes();
+        details.into_iter().map(seed).collect()
+    },
+    cases: 1500,
+};
+
+/// Whatever Envoy tells of a response, only those are blamed who had it, and never who answered it well.
+fn attempts(data: &[u8]) {
+    const LIST: [&str; 3] = ["a:1", "b:1", "c:1"];
+    let mut bytes = Bytes(data);
+    let (attempts, status) = (bytes.u64(), 4 * u16::from(bytes.u8()));
+    let text = String::from_utf8_lossy(bytes.0);
+    let (address, details) = text.split_once('\0').unwrap_or((&text, "via_upstream"));
+    let found = Attempts::read(&LIST, &Seen { status, details, attempts, address });
+    for failure in &found.failed {
+        assert!(failure.address == address || LIST.contains(&failure.address));
+        assert!(!found.is_success || found.answered != Some(failure.address));
+    }
+    assert!(found.failed.len() <= LIST.len() + 1);
 }

@@ -5,7 +5,8 @@ use crate::memory::bounded;
 use std::collections::BTreeMap;
 use std::time::Duration;
 use warmpath::charge::Charges;
-use warmpath::replicas::{Health, Member, Moment, ReplicaId, ReplicaTable};
+use warmpath::replicas::strikes::{Strike, Strikes};
+use warmpath::replicas::{Member, Moment, ReplicaId, ReplicaTable};
 use warmpath::share::lease::{self, Lease};
 use warmpath::share::log::{Fate, LogReader, LogWriter, Read, Record, SEGMENTS};
 use warmpath::share::table::Published;
@@ -35,9 +36,11 @@ fn written() -> Vec<Vec<u8>> {
     let mut charges = Charges::default();
     charges.start(replica, 1000, Moment(5), Duration::from_secs(1));
     let head = LogHead { segment: 3, length: 700 };
-    let state = VmState { owner: 7, heartbeat: Moment(77), ready: true, head, charges };
+    let mut strikes = Strikes::default();
+    strikes.insert(replica, Strike { failures: 2, failed_at: Moment(70), ..Strike::default() });
+    let state = VmState { owner: 7, heartbeat: Moment(77), ready: true, head, charges, strikes };
     let mut table = ReplicaTable::default();
-    let member = |address: &str| Member { address: address.to_owned(), health: Health::Healthy };
+    let member = |address: &str| Member::healthy(address.to_owned());
     table.set_members("pool", &[member("10.0.0.1:80"), member("[::1]:80"), member("10.0.0.3:80")]);
     table.set_members("pool", &[member("10.0.0.1:80"), member("10.0.0.3:80")]);
     table.set_models(0, vec!["m".to_owned(), "n".to_owned()]);
@@ -142,10 +145,7 @@ fn table_value(value: &[u8]) {
     for replica in table.iter() {
         assert!(table.shadow_blocks(replica.id, 8192) <= 2 << 20);
     }
-    table.set_members(
-        "pool",
-        &[Member { address: "10.0.0.9:80".to_owned(), health: Health::Healthy }],
-    );
+    table.set_members("pool", &[Member::healthy("10.0.0.9:80".to_owned())]);
     assert!(table.in_cluster("pool").count() <= 1);
 }
 

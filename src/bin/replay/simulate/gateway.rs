@@ -7,7 +7,8 @@ use warmpath::feedback;
 use warmpath::index::PrefixIndex;
 use warmpath::mock::engine::{EngineConfig, Load, RequestId};
 use warmpath::replicas::stats::Report;
-use warmpath::replicas::{Health, Member, Moment, ReplicaId, ReplicaTable};
+use warmpath::replicas::strikes::Strikes;
+use warmpath::replicas::{Member, Moment, ReplicaId, ReplicaTable};
 use warmpath::route::{self, Decision, PromptKnowledge, Question, RouteConfig, View};
 use warmpath::tokens::blocks::{BlockSize, ChainSeed};
 
@@ -27,10 +28,7 @@ pub struct Gateway {
 impl Gateway {
     /// A gateway in front of this many equal replicas, none of which it has sent anything.
     pub fn new(route: RouteConfig, engine: &EngineConfig, replicas: usize) -> Self {
-        let member = |n: usize| Member {
-            address: format!("127.0.0.1:{}", 8000 + n),
-            health: Health::Healthy,
-        };
+        let member = |n: usize| Member::healthy(format!("127.0.0.1:{}", 8000 + n));
         let mut table = ReplicaTable::default();
         table.set_members(CLUSTER, &(0..replicas).map(member).collect::<Vec<_>>());
         Self {
@@ -54,6 +52,7 @@ impl Gateway {
             block_size: count(block_size).and_then(BlockSize::new),
             capacity_blocks: count(load.capacity_blocks),
             started_at: Some(1.0),
+            ..Report::default()
         };
         let slot = count(replica).unwrap_or(u32::MAX);
         let own = self.table.at(slot).map_or(0, |replica| self.charges.of(replica.id).requests);
@@ -72,7 +71,9 @@ impl Gateway {
         now: Duration,
     ) -> Result<usize, String> {
         let now = moment(now);
-        let view = View { table: &self.table, index: &self.index, charges: &self.charges, now };
+        let strikes = Strikes::default();
+        let (table, index, charges) = (&self.table, &self.index, &self.charges);
+        let view = View { table, index, charges, strikes: &strikes, now };
         let question = Question {
             cluster: CLUSTER,
             model_names: &[],

@@ -1,0 +1,74 @@
+//! A VM's own slot: claimed by compare-and-swap, kept by a heartbeat, with a log under it.
+//!
+//! What is in a slot is [`super::vm`]'s part, and who reads it [`super::link`]'s.
+
+use super::log::{LogWriter, Record};
+use super::store::{Store, get_or_create};
+use super::vm::{self, LogHead, VmState};
+use super::{MAX_VM_SLOTS, log_key, slot_key};
+use crate::replicas::Moment;
+
+/// A slot that this VM claimed.
+pub struct OwnSlot {
+    /// Which one.
+    pub number: u32,
+    log: LogWriter,
+    /// Whether a later tick still found the claim. While a slot's key is being created by several
+    /// VMs at once a claim can be overwritten, so nothing is written under it before that.
+    confirmed: bool,
+}
+
+impl OwnSlot {
+    /// Claims the lowest slot that is free. `state` makes the value to write from the log's head.
+    pub fn claim(
+        store: &impl Store,
+        fingerprint: u64,
+        now: Moment,
+        state: impl Fn(LogHead) -> VmState,
+    ) -> Option<Self> {
+        (0..MAX_VM_SLOTS).find_map(|number| {
+            let key = slot_key(number);
+            let (value, mark) = get_or_create(store, &key);
+            let head = vm::claim(value.as_deref(), now)?;
+            let state = state(head);
+            let claimed = store.set(&key, &state.write(fingerprint), mark);
+            // Without a mark the write was unconditional: not a claim.
+            (claimed && mark.is_some()).then(|| Self {
+                number,
+                log: LogWriter::new(fingerprint, state.owner, head),
+                confirmed: false,
+            })
+        })
+    }
+
+    /// Looks whether the slot is still this VM's, on a tick after the claim's. False when it was
+    /// overwritten while it was created, or taken by another after a long stall.
+    pub fn keep(&mut self, store: &impl Store, vm: u64) -> bool {
+        let (value, _) = store.get(&slot_key(self.number));
+        let owner = value.as_deref().and_then(VmState::read).map(|(_, state)| state.owner);
+        self.confirmed |= owner == Some(vm);
+        owner == Some(vm)
+    }
+
+    /// Whether this VM may write under the slot.
+    pub fn is_confirmed(&self) -> bool {
+        self.confirmed
+    }
+
+    /// How far the log goes.
+    pub fn head(&self) -> LogHead {
+        self.log.head()
+    }
+
+    /// Writes the slot's value. Returns whether that happened.
+    pub fn publish(&self, store: &impl Store, fingerprint: u64, state: &VmState) -> bool {
+        store.set(&slot_key(self.number), &state.write(fingerprint), None)
+    }
+
+    /// Appends to the log. The head becomes visible with the next [`Self::publish`].
+    pub fn append(&mut self, store: &impl Store, record: &Record) -> bool {
+        let number = self.number;
+        let (place, value) = self.log.append(record);
+        store.set(&log_key(number, place), value, None)
+    }
+}

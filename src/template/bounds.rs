@@ -1,0 +1,183 @@
+//! What a template's source may be before it is compiled: so long, and nothing nested or chained so deep.
+//!
+//! The Jinja library walks a syntax tree by recursion, to compile it and to drop it, and bounds only how deep brackets
+//! and blocks nest: `a + a + a ...` and `{% elif %}` make trees as deep as they are long, and a VM's stack is 1 MB. This
+//! counts tokens and does not judge them: what is no Jinja is refused by the library.
+
+/// Longest source, in bytes. The longest public templates have 30 KB.
+const MAX_BYTES: usize = 256 << 10;
+
+/// Most operators that one expression may chain or nest. Public templates have under 50; 1,000 still compile on a stack
+/// of 1 MB.
+const MAX_OPERATORS: usize = 200;
+
+/// Most `elif`s in all. Public templates have under 30; each is one level of the syntax tree.
+const MAX_ELIFS: usize = 200;
+
+/// Checks a source. The error says what is too much.
+pub(super) fn check(source: &str) -> Result<(), String> {
+    if source.len() > MAX_BYTES {
+        return Err(format!("{} bytes, at most {MAX_BYTES} are compiled", source.len()));
+    }
+    let mut elifs = 0;
+    let mut rest = source;
+    while let Some(at) = rest.find('{') {
+        let from = rest.get(at..).unwrap_or_default();
+        let inside = from.get(2..).unwrap_or_default();
+        rest = if from.starts_with("{#") {
+            inside.split_once("#}").map_or("", |(_, after)| after)
+        } else if from.starts_with("{%") && first_word(inside) == "raw" {
+            after_raw(inside)
+        } else if from.starts_with("{%") || from.starts_with("{{") {
+            elifs += usize::from(from.starts_with("{%") && first_word(inside) == "elif");
+            after_block(inside)?
+        } else {
+            from.get(1..).unwrap_or_default()
+        };
+    }
+    match elifs {
+        0..=MAX_ELIFS => Ok(()),
+        _ => Err(format!("{elifs} elifs, at most {MAX_ELIFS} are compiled")),
+    }
+}
+
+fn first_word(block: &str) -> &str {
+    let block = block.trim_start_matches(['-', '+']).trim_start();
+    let end = block.find(|c: char| !c.is_alphanumeric() && c != '_');
+    block.get(..end.unwrap_or(block.len())).unwrap_or_default()
+}
+
+/// What follows a raw block, in which nothing counts.
+fn after_raw(block: &str) -> &str {
+    let mut rest = block;
+    while let Some((_, inside)) = rest.split_once("{%") {
+        if first_word(inside) == "endraw" {
+            return inside;
+        }
+        rest = inside;
+    }
+    ""
+}
+
+/// What follows a block whose operators have been counted.
+fn after_block(block: &str) -> Result<&str, String> {
+    let mut operators = 0;
+    // How many there were where each open bracket stands.
+    let mut open: Vec<usize> = Vec::new();
+    let mut rest = block;
+    while let Some(c) = rest.chars().next() {
+        if open.is_empty() && (rest.starts_with("%}") || rest.starts_with("}}")) {
+            return Ok(rest.get(2..).unwrap_or_default());
+        }
+        let after = rest.get(c.len_utf8()..).unwrap_or_default();
+        rest = after;
+        match c {
+            '\'' | '"' => rest = after_text(after, c),
+            '(' | '[' | '{' => {
+                operators += 1;
+                open.push(operators);
+            }
+            ')' | ']' | '}' => operators = open.pop().unwrap_or(operators),
+            // What stands beside each other does not nest.
+            ',' => operators = open.last().copied().unwrap_or(0),
+            c if c.is_alphanumeric() || c == '_' => {
+                let end = after.find(|c: char| !c.is_alphanumeric() && c != '_');
+                rest = after.get(end.unwrap_or(after.len())..).unwrap_or_default();
+                operators += 1;
+            }
+            c => operators += usize::from(!c.is_whitespace()),
+        }
+        // A name counts as much as the sign before it.
+        if operators > 2 * MAX_OPERATORS {
+            return Err(format!("an expression of more than {MAX_OPERATORS} operators"));
+        }
+    }
+    Ok("")
+}
+
+fn after_text(text: &str, quote: char) -> &str {
+    let mut is_escaped = false;
+    for (at, c) in text.char_indices() {
+        match c {
+            _ if is_escaped => is_escaped = false,
+            '\\' => is_escaped = true,
+            c if c == quote => return text.get(at + 1..).unwrap_or_default(),
+            _ => {}
+        }
+    }
+    ""
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::template::{ChatTemplate, TemplateError};
+    use std::collections::BTreeMap;
+
+    #[track_caller]
+    fn check_refused(source: &str) {
+        let refused = ChatTemplate::compile(source, &BTreeMap::new());
+        let head: String = source.chars().take(60).collect();
+        assert!(matches!(refused, Err(TemplateError::Syntax(_))), "{head}: {refused:?}");
+    }
+
+    /// Chains of every kind, one link of which is repeated.
+    const CHAINS: [(&str, &str, &str); 12] = [
+        ("{{ a", " + a", " }}"),
+        ("{{ a", ".a", " }}"),
+        ("{{ a", "[0]", " }}"),
+        ("{{ a", "()", " }}"),
+        ("{{ a", "|trim", " }}"),
+        ("{{ a", " is defined", " }}"),
+        ("{{ a", " and a", " }}"),
+        ("{{ a", " if a else a", " }}"),
+        ("{{ ", "not ", "a }}"),
+        ("{{ ", "-", "a }}"),
+        ("{{ '", "' ~ '", "' }}"),
+        ("{% if a %}", "{% elif a %}", "{% endif %}"),
+    ];
+
+    #[test]
+    fn long_chains_are_refused_before_they_are_compiled() {
+        for (before, link, after) in CHAINS {
+            check_refused(&format!("{before}{}{after}", link.repeat(20_000)));
+            check_refused(&format!(
+                "{{% raw %}}{{{{ '{{% endraw %}}{before}{}{after}",
+                link.repeat(20_000)
+            ));
+        }
+        for (open, close) in [("(", ")"), ("[", "]"), ("{0:", "}")] {
+            check_refused(&format!("{{{{ {}1{} }}}}", open.repeat(20_000), close.repeat(20_000)));
+        }
+        check_refused(&"{% if a %}".repeat(20_000));
+        check_refused(&format!("{{{{ '{}' }}}}", "x".repeat(MAX_BYTES)));
+    }
+
+    #[test]
+    fn what_is_just_allowed_compiles_on_the_stack_there_is() {
+        for (before, link, after) in CHAINS {
+            let most = (1..=MAX_OPERATORS)
+                .rev()
+                .map(|count| format!("{before}{}{after}", link.repeat(count)));
+            let source = most.into_iter().find(|source| check(source).is_ok()).expect(before);
+            // Nested in as many blocks as the library allows, which may refuse it but must not trap.
+            for depth in [0, 70, 140] {
+                let nested = format!(
+                    "{}{source}{}",
+                    "{% if a %}".repeat(depth),
+                    "{% endif %}".repeat(depth)
+                );
+                let _ = ChatTemplate::compile(&nested, &BTreeMap::new());
+            }
+            let compiled = ChatTemplate::compile(&source, &BTreeMap::new());
+            assert!(compiled.is_ok(), "{before}: {compiled:?}");
+        }
+    }
+
+    #[test]
+    fn what_stands_side_by_side_is_not_deep() {
+        let list = "'a': [1, 2], ".repeat(2_000);
+        assert_eq!(check(&format!("{{% set x = {{ {list} }} %}}")), Ok(()));
+        assert_eq!(check(&"{{ a.b ~ 'x' }}\n".repeat(2_000)), Ok(()));
+    }
+}

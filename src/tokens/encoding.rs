@@ -1,0 +1,292 @@
+//! A text on its way to token ids, in steps of bounded work.
+//!
+//! A stage for each thing that is done to a text: added tokens are cut out, what lies between is normalized, cut again,
+//! cut into words, and words are merged. Every stage can stop after any step and go on later; none of them cuts a text
+//! where that could change its ids. It has no clock: the caller says whether there is time for another step.
+
+use super::added::{Cut, Cutter};
+use super::bpe::{MergeScratch, Word};
+use super::window::{Next, Windows};
+use super::{EncodeError, Tokenizer};
+use std::ops::Range;
+use tokenizers::pipeline::{Normalizer as _, NormalizerChain, PipelineNormalizer};
+
+/// Bytes of words encoded in one step: some hundred microseconds where every word is new.
+const STEP_BYTES: usize = 2 << 10;
+
+/// Bytes normalized in one step, at least. Halved, nothing is gained; doubled, combining marks take a millisecond.
+const NORMALIZED_BYTES: usize = 16 << 10;
+
+/// The longest run of text that can only be normalized together: of people's texts none has one of a kilobyte.
+const MAX_TOGETHER_BYTES: usize = 256 << 10;
+
+/// Says whether there is time for another step.
+pub type More<'a> = &'a mut dyn FnMut() -> bool;
+
+/// A text on its way to token ids.
+pub struct Encoding {
+    text: String,
+    ids: Vec<u32>,
+    adds_special_tokens: bool,
+    stage: Stage,
+    raw: Cutter,
+    /// The stretch between two added tokens of `text`.
+    plain: Range<usize>,
+    /// What has been normalized of it.
+    normal: String,
+    /// How far that is.
+    normalized: usize,
+    /// The next two are about what the stretch became.
+    cutter: Cutter,
+    piece: Range<usize>,
+    /// The next two are about this piece of it: what is left of a word, and the part of it that is being merged.
+    word: Range<usize>,
+    part: Range<usize>,
+    scratch: Box<Scratch>,
+}
+
+/// Buffers that texts take over from one another.
+#[derive(Default)]
+pub(super) struct Scratch {
+    windows: Windows,
+    merge: MergeScratch,
+}
+
+#[derive(Clone, Copy)]
+enum Stage {
+    /// Looking for the next added token in the text as it came.
+    CutRaw,
+    Normalize,
+    /// Looking for the next added token in what was normalized.
+    CutNormal,
+    Words,
+    Done,
+}
+
+impl Encoding {
+    pub(super) fn new(
+        tokenizer: &Tokenizer,
+        text: String,
+        adds_special_tokens: bool,
+        scratch: Box<Scratch>,
+    ) -> Self {
+        let mut ids = Vec::with_capacity(text.len() / 4);
+        if adds_special_tokens {
+            let prefix = &tokenizer.pipeline.get_post_processor().single.prefix;
+            ids.extend(prefix.iter().map(|&(token, _)| token.id()));
+        }
+        Self {
+            text,
+            ids,
+            adds_special_tokens,
+            stage: Stage::CutRaw,
+            raw: Cutter::default(),
+            plain: 0..0,
+            normal: String::new(),
+            normalized: 0,
+            cutter: Cutter::default(),
+            piece: 0..0,
+            word: 0..0,
+            part: 0..0,
+            scratch,
+        }
+    }
+
+    /// Goes on while there is `more` time, and for one step at least. The ids come with the last. It must be given the
+    /// tokenizer that began it.
+    ///
+    /// # Errors
+    /// When the tokenizer cannot encode the text.
+    pub fn go_on(
+        &mut self,
+        tokenizer: &Tokenizer,
+        more: More<'_>,
+    ) -> Result<Option<Vec<u32>>, EncodeError> {
+        loop {
+            self.stage = match self.stage {
+                Stage::CutRaw => self.cut_raw(tokenizer),
+                Stage::Normalize => self.normalize(tokenizer)?,
+                Stage::CutNormal => self.cut_normal(tokenizer),
+                Stage::Words => self.encode_words(tokenizer)?,
+                Stage::Done => return Ok(Some(self.finish(tokenizer))),
+            };
+            if !matches!(self.stage, Stage::Done) && !more() {
+                return Ok(None);
+            }
+        }
+    }
+
+    fn cut_raw(&mut self, tokenizer: &Tokenizer) -> Stage {
+        match self.raw.step(&tokenizer.added.raw, &self.text) {
+            Cut::Pending => Stage::CutRaw,
+            Cut::End => Stage::Done,
+            Cut::Piece(piece) => {
+                self.ids.extend(piece.token);
+                if piece.text.is_empty() {
+                    return Stage::CutRaw;
+                }
+                self.normalized = piece.text.start;
+                self.plain = piece.text;
+                self.normal.clear();
+                self.cutter = Cutter::default();
+                if tokenizer.normalizes { Stage::Normalize } else { Stage::CutNormal }
+            }
+        }
+    }
+
+    fn normalize(&mut self, tokenizer: &Tokenizer) -> Result<Stage, EncodeError> {
+        let rest = self.text.get(self.normalized..self.plain.end).unwrap_or_default();
+        let normalizers = tokenizer.pipeline.get_normalizers();
+        let mut end = rest.len();
+        if tokenizer.normalizes_apart {
+            end = apart_from(rest, NORMALIZED_BYTES);
+            if end > MAX_TOGETHER_BYTES {
+                return Err(EncodeError(format!("{end} bytes that are only normalized together")));
+            }
+        }
+        let normal = NormalizerChain(normalizers)
+            .normalize(rest.get(..end).unwrap_or_default(), self.normalized)
+            .map_err(|error| EncodeError(error.to_string()))?;
+        self.normal.push_str(&normal);
+        self.normalized += end;
+        Ok(if end == rest.len() { Stage::CutNormal } else { Stage::Normalize })
+    }
+
+    fn cut_normal(&mut self, tokenizer: &Tokenizer) -> Stage {
+        let text = subject(tokenizer, &self.text, &self.plain, &self.normal);
+        match self.cutter.step(&tokenizer.added.normalized, text) {
+            Cut::Pending => Stage::CutNormal,
+            Cut::End => Stage::CutRaw,
+            Cut::Piece(piece) => {
+                self.ids.extend(piece.token);
+                self.scratch.windows.begin(piece.text.len());
+                self.piece = piece.text;
+                self.word = 0..0;
+                Stage::Words
+            }
+        }
+    }
+
+    fn encode_words(&mut self, tokenizer: &Tokenizer) -> Result<Stage, EncodeError> {
+        let text = subject(tokenizer, &self.text, &self.plain, &self.normal);
+        let text = text.get(self.piece.clone()).unwrap_or_default();
+        let tables = tokenizer.bpe.tables();
+        let Scratch { windows, merge } = &mut *self.scratch;
+        if merge.is_merging() {
+            let part = text.get(self.part.clone()).unwrap_or_default();
+            tables.merge_step(part, merge, &mut self.ids);
+            return Ok(Stage::Words);
+        }
+        let mut left = STEP_BYTES;
+        while left > 0 {
+            if self.word.is_empty() {
+                let grammar = tokenizer.pipeline.get_pre_tokenizer();
+                match windows.step(grammar, tokenizer.words_apart, text)? {
+                    Next::Word(word) => self.word = word,
+                    Next::Pending => return Ok(Stage::Words),
+                    Next::End => return Ok(Stage::CutNormal),
+                }
+            }
+            let word = text.get(self.word.clone()).ok_or_else(|| {
+                EncodeError("the pre-tokenizer cut inside a character".to_owned())
+            })?;
+            let part = word.get(..tables.first_cut(word)).unwrap_or_default();
+            self.part = self.word.start..self.word.start + part.len();
+            self.word.start = self.part.end;
+            if tables.encode_word(part, merge, &mut self.ids)? == Word::Long {
+                break;
+            }
+            left = left.saturating_sub(part.len().max(1));
+        }
+        Ok(Stage::Words)
+    }
+
+    fn finish(&mut self, tokenizer: &Tokenizer) -> Vec<u32> {
+        if std::mem::take(&mut self.adds_special_tokens) {
+            let suffix = &tokenizer.pipeline.get_post_processor().single.suffix;
+            self.ids.extend(suffix.iter().map(|&(token, _)| token.id()));
+        }
+        let mut scratch = std::mem::take(&mut self.scratch);
+        scratch.windows.shrink();
+        scratch.merge.shrink();
+        tokenizer.keep(scratch);
+        std::mem::take(&mut self.ids)
+    }
+}
+
+/// What a stretch of `text` became.
+fn subject<'a>(
+    tokenizer: &Tokenizer,
+    text: &'a str,
+    plain: &Range<usize>,
+    normal: &'a str,
+) -> &'a str {
+    if tokenizer.normalizes { normal } else { text.get(plain.clone()).unwrap_or_default() }
+}
+
+/// Whether normalizers may be given a text in parts that [`apart_from`] cuts: Unicode's normal forms may.
+pub(super) fn normalizes_apart(normalizers: &[PipelineNormalizer]) -> bool {
+    use PipelineNormalizer::{NFC, NFD, NFKC, NFKD};
+    normalizers.iter().all(|normalizer| matches!(normalizer, NFC(_) | NFD(_) | NFKC(_) | NFKD(_)))
+}
+
+/// The first place from `from` on, or the end, where a text may be cut before it is brought into a normal form: before a
+/// character that no form combines with, or moves before, what precedes it.
+fn apart_from(text: &str, from: usize) -> usize {
+    let stands_apart = |c: char| {
+        matches!(c, '\0'..='\u{7f}' | '\u{a0}'..='\u{2ff}' | '\u{400}'..='\u{482}'
+            | '\u{3041}'..='\u{3096}' | '\u{30a1}'..='\u{30fa}' | '\u{4e00}'..='\u{9fff}' | '\u{ac00}'..='\u{d7a3}')
+    };
+    let start = text.ceil_char_boundary(from);
+    let rest = text.get(start..).unwrap_or_default();
+    rest.char_indices().find(|&(_, c)| stands_apart(c)).map_or(text.len(), |(at, _)| start + at)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use tokenizers::normalizers::{NFC, NFD, NFKC, NFKD};
+
+    fn random(state: &mut u64, below: usize) -> usize {
+        *state = state.wrapping_mul(0x5851_F42D_4C95_7F2D).wrapping_add(0x1405_7B7E_F767_814F);
+        (*state >> 33) as usize % below
+    }
+
+    /// Characters that combine, decompose, or take part in neither.
+    fn text(state: &mut u64) -> String {
+        const CHARACTERS: &str = "ae AÅé\u{301}\u{323}\u{30a}\u{345}\u{e33}\u{1100}\u{1161}\u{11a8}가각ｶﾞか\u{3099}が漢\u{212b}ﬁ½①\u{f900}\u{9be}\u{9c7}\u{9d7}\u{1d15e}й\u{306}и";
+        let all: Vec<char> = CHARACTERS.chars().collect();
+        (0..1 + random(state, 40)).map(|_| all[random(state, all.len())]).collect()
+    }
+
+    #[test]
+    fn normal_forms_of_parts_are_the_parts_of_the_normal_form() {
+        let forms = [
+            PipelineNormalizer::NFC(NFC),
+            PipelineNormalizer::NFD(NFD),
+            PipelineNormalizer::NFKC(NFKC),
+            PipelineNormalizer::NFKD(NFKD),
+        ];
+        let mut state = 7;
+        for round in 0..20_000 {
+            let text = text(&mut state);
+            let cut = apart_from(&text, random(&mut state, text.len() + 1));
+            for form in &forms {
+                let form = |text| form.normalize(text, 0).expect("a normal form").into_owned();
+                let (before, after) = text.split_at(cut);
+                assert_eq!(
+                    form(before) + &form(after),
+                    form(&text),
+                    "{round}: {before:?} {after:?}"
+                );
+            }
+        }
+    }
+
+    #[test]
+    fn what_only_normalizes_together_has_a_bound() {
+        assert_eq!(apart_from(&"\u{301}".repeat(1_000), 500), 2_000);
+        assert_eq!(apart_from("ab\u{301}c", 2), 4);
+        assert_eq!(apart_from("ab", 9), 2);
+    }
+}

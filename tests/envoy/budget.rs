@@ -1,0 +1,182 @@
+//! Prompts that take long: none holds its worker, all are read exactly or go by load.
+
+use crate::client::{Ask, Connection};
+use crate::harness::{ALIAS, Plan, Rig, with_envoy};
+use crate::prompts::{chat, words};
+use crate::stats::{Scrape, reasons_between};
+use serde_json::{Value, json};
+use std::time::Duration;
+use tokio::task::JoinSet;
+use tokio::time::sleep;
+
+/// The longest body of these tests, as in the shipped configuration.
+const BODY: usize = 4_000_000;
+
+/// Pseudo-random characters of an alphabet, the same each time.
+fn random(alphabet: &str, bytes: usize) -> String {
+    let alphabet: Vec<char> = alphabet.chars().collect();
+    let mut state = 0x5851_F42D_4C95_7F2D_u64;
+    let mut text = String::with_capacity(bytes + 4);
+    while text.len() < bytes {
+        state = state.wrapping_mul(0x5851_F42D_4C95_7F2D).wrapping_add(0x1405_7B7E_F767_814F);
+        text.push(alphabet[(state >> 33) as usize % alphabet.len()]);
+    }
+    text
+}
+
+fn completion(prompt: impl Into<Value>) -> Ask {
+    Ask::completion(&json!({"model": ALIAS, "max_tokens": 1, "prompt": prompt.into()}))
+}
+
+/// A word that takes long to merge.
+fn letters() -> String {
+    random("abcdefghijklmnopqrstuvwxyz", 1_000_000)
+}
+
+/// Bodies of megabytes, each the worst for something, and the reason it must be counted under: `cold` means exact.
+fn worst() -> Vec<(&'static str, Ask, &'static str)> {
+    let most = BODY - 1_000;
+    let message = |n: usize| json!({"role": "user", "content": format!("message {n}")});
+    let messages = |count| {
+        let messages: Vec<Value> = (0..count).map(message).collect();
+        Ask::chat(&json!({"model": ALIAS, "messages": messages, "max_tokens": 1}))
+    };
+    let ids: Vec<u32> = (0..500_000).map(|n| n % 100_000).collect();
+    let deep =
+        |before: &str| Ask::post("/v1/chat/completions", before.to_owned() + &"[".repeat(most));
+    vec![
+        ("prose", completion(words(1, 570_000)), "cold"),
+        ("a long word", completion(letters()), "cold"),
+        ("a word too long", completion("a".repeat(most)), "tokenizer_error"),
+        ("white space", completion(" ".repeat(1_000_000)), "cold"),
+        ("digits", completion(random("0123456789", most)), "cold"),
+        ("signs", completion(random("<|!?=-", 1_000_000)), "cold"),
+        ("added tokens", completion("<|im_start|>".repeat(most / 12)), "cold"),
+        ("combining marks", completion(random("e\u{301}\u{323}\u{30a}", 900_000)), "cold"),
+        ("token ids", completion(ids), "cold"),
+        ("many messages", messages(2_000), "cold"),
+        ("too many messages", messages(60_000), "unsupported_prompt"),
+        ("nesting that is skipped", deep("{\"x\": "), "invalid_json"),
+        ("nesting that is read", deep("{\"messages\": "), "invalid_json"),
+    ]
+}
+
+/// Callbacks that took longer than so many microseconds, by the histogram.
+fn longer(scrape: &Scrape, us: &str) -> f64 {
+    let upto = |le| scrape.sum("warmpath_callback_us_bucket", &[("le", le)]);
+    upto("+Inf") - upto(us)
+}
+
+fn plan() -> Plan {
+    let mut plan = Plan::new(1, 2);
+    for replica in &mut plan.replicas {
+        // Room for a prompt of single letters.
+        replica.max_model_len = BODY;
+        replica.engine.capacity_blocks = BODY as u32 / 16 + 1;
+        replica.engine.max_num_batched_tokens = BODY;
+        replica.engine.prefill_rate = 1e9;
+    }
+    plan.plugin(|plugin| {
+        plugin["max_body_bytes"] = json!(BODY);
+        plugin["max_prompt_ms"] = json!(60_000);
+    })
+}
+
+/// Replicas to which a text is words, so that megabytes cost them little.
+fn plain_plan() -> Plan {
+    let mut plan = plan();
+    for replica in &mut plan.replicas {
+        replica.model = None;
+    }
+    plan
+}
+
+fn send_all(rig: &Rig, asks: Vec<Ask>) -> JoinSet<u16> {
+    let address = rig.address;
+    let mut all = JoinSet::new();
+    for ask in asks {
+        all.spawn(async move { Connection::open(address).await.send(&ask).await.status });
+    }
+    all
+}
+
+#[test]
+fn no_prompt_holds_its_worker() {
+    with_envoy("no_prompt_holds_its_worker", |files| async move {
+        let rig = Rig::start(&files, plan()).await;
+        for (name, ask, reason) in worst() {
+            let before = rig.scrape().await;
+            let mut large = send_all(&rig, vec![ask]);
+            let mut beside = Connection::open(rig.address).await;
+            let mut answered = 0;
+            while large.try_join_next().is_none() {
+                assert_eq!(beside.send(&Ask::get("/v1/models")).await.status, 200, "{name}");
+                answered += 1;
+                sleep(Duration::from_millis(5)).await;
+            }
+            assert!(answered > 1, "{name}: nothing was answered meanwhile");
+            let mut reasons = reasons_between(&before, &rig.scrape().await);
+            reasons.remove("not_inference");
+            assert_eq!(reasons.into_iter().collect::<Vec<_>>(), [(reason.to_owned(), 1)], "{name}");
+        }
+        // What was read was read exactly, or the engine's own count would differ.
+        let exact = worst().iter().filter(|(_, _, reason)| *reason == "cold").count() as f64;
+        let scrape = rig.eventually("counts", |scrape| {
+            scrape.sum("warmpath_prompt_count_total", &[("result", "equal")]) == exact
+                && longer(scrape, "0.5") > 0.0
+        });
+        let scrape = scrape.await;
+        assert_eq!(scrape.sum("warmpath_prompt_count_total", &[("result", "differs")]), 0.0);
+        // Of what is 10 ms on a machine of its own. In one callback each of these prompts takes half a second or more.
+        let late = longer(&scrape, "300000");
+        assert!(late <= 1.0, "{late} callbacks of more than 300 ms");
+        for (name, count) in rig.plain_stats("watchdog_mega_miss").await {
+            assert_eq!(count, 0.0, "{name}");
+        }
+        rig.finish().await;
+    });
+}
+
+#[test]
+fn many_large_bodies_at_once_do_not_fill_a_vm() {
+    with_envoy("many_large_bodies_at_once_do_not_fill_a_vm", |files| async move {
+        let plan = plain_plan().plugin(|plugin| plugin["max_prompt_ms"] = json!(1_000));
+        let rig = Rig::start(&files, plan).await;
+        let asks = (0..200).map(|seed| completion(words(seed, 285_000))).collect();
+        for status in send_all(&rig, asks).join_all().await {
+            assert_eq!(status, 200);
+        }
+        let scrape = rig.scrape().await;
+        let mut reasons = scrape.by("warmpath_requests_total", "reason");
+        let late = reasons.remove("prompt_timeout").unwrap_or(0);
+        let read: u64 = ["cold", "prefix", "prefix_busy"]
+            .iter()
+            .filter_map(|reason| reasons.remove(*reason))
+            .sum();
+        reasons.remove("not_inference");
+        assert!(read > 0 && late > 0 && read + late == 200, "{read} read, {late} not; {reasons:?}");
+        for (vm, bytes) in scrape.by("warmpath_vm_memory_bytes", "vm") {
+            assert!(bytes < 256 << 20, "VM {vm}: {bytes} bytes");
+        }
+        rig.finish().await;
+    });
+}
+
+#[test]
+fn clients_may_leave_while_their_prompts_are_read() {
+    with_envoy("clients_may_leave_while_their_prompts_are_read", |files| async move {
+        let rig = Rig::start(&files, plain_plan()).await;
+        let mut all = send_all(&rig, (0..8).map(|_| completion(letters())).collect());
+        rig.eventually("a prompt being read", |scrape| {
+            scrape.sum("warmpath_requests_total", &[("reason", "cold")]) >= 1.0
+        })
+        .await;
+        all.shutdown().await;
+        rig.eventually("clients that left", |scrape| {
+            scrape.sum("warmpath_requests_total", &[("reason", "client_left")]) >= 1.0
+        })
+        .await;
+        assert_eq!(rig.send(&Ask::chat(&chat(1, 40, 1))).await.status, 200);
+        rig.finish().await;
+    });
+}
