@@ -356,7 +356,7 @@ fn step_by_step(tokenizer: &Tokenizer, text: &str) -> Result<Vec<u32>, EncodeErr
             return Ok(ids);
         }
     }
-    panic!("no end in sight");
+    Err(EncodeError("no end in sight".to_owned()))
 }
 
 pub const PREPARED: Target = Target {
