@@ -4,7 +4,7 @@
 # real Envoy. Needs Rust, Python 3 and, the first time, a network.
 #
 #   scripts/test.sh              everything
-#   scripts/test.sh STEP...      only these: fmt clippy unit wasm docs build envoy
+#   scripts/test.sh STEP...      only these: fmt clippy unit wasm docs build traps envoy versions
 #
 # Output of a step is kept in .work/test/STEP.log and shown when it fails.
 set -euo pipefail
@@ -22,7 +22,12 @@ target=${CARGO_TARGET_DIR:-$root/target}
 export CARGO_TERM_COLOR=never
 mkdir -p "$logs"
 
-all=(fmt clippy unit wasm docs build envoy)
+all=(fmt clippy unit wasm docs build traps envoy versions)
+
+# The oldest and a middle one: with these every body, transport and wish is tried again. In those
+# between it is enough that they take every shipped file.
+TABLE_VERSIONS="1.36.4 1.38.2"
+VALIDATE_VERSIONS="1.37.0 1.39.3"
 steps=("$@")
 [ "${#steps[@]}" -gt 0 ] || steps=("${all[@]}")
 
@@ -44,7 +49,7 @@ wants() { [[ " ${steps[*]} " == *" $1 "* ]]; }
 # Runs one step's function; its output goes to a log, its runners' own lines to the terminal.
 run_step() {
     local step=$1 began=$SECONDS log=$logs/$1.log status
-    printf '%-7s' "$step"
+    printf '%-9s' "$step"
     # Not within a condition: there bash would ignore `set -e`, and a step its own failures. In a
     # process group of its own, so that a signal ends all that the step has started.
     set +e -m
@@ -89,6 +94,12 @@ EOF
         ENVOY_BIN=$("$root/scripts/envoy.sh")
         export ENVOY_BIN
     fi
+    if wants versions; then
+        local version
+        for version in $TABLE_VERSIONS $VALIDATE_VERSIONS; do
+            "$root/scripts/envoy.sh" "$version" >/dev/null
+        done
+    fi
 }
 
 step_fmt() { cargo fmt --check; }
@@ -116,6 +127,10 @@ step_build() {
     local wasm=$target/wasm32-wasip1/release/warmpath.wasm size
     size=$(wc -c <"$wasm")
     echo "$wasm: $size bytes of $WASM_BUDGET_BYTES"
+    if grep -q x-warmpath-trap "$wasm"; then
+        echo "it traps on demand"
+        return 1
+    fi
     if [ "$size" -gt "$WASM_BUDGET_BYTES" ]; then
         echo "over the budget"
         return 1
@@ -136,12 +151,45 @@ print(f"{len(used)} WASI imports, all of which Envoy 1.36 has")
 PY
 }
 
-step_envoy() {
+# The filter once more, with traps on demand: what the tests of traps load.
+trap_wasm=$root/.work/warmpath-trap.wasm
+step_traps() {
+    cargo build --profile quick --features trap --lib --target wasm32-wasip1
+    cp "$target/wasm32-wasip1/quick/warmpath.wasm" "$trap_wasm"
+    # What the build step looks for is there when it is there.
+    grep -q x-warmpath-trap "$trap_wasm"
+}
+
+# Tests in a real Envoy: all, or those whose names contain one of the arguments.
+in_envoy() {
     local prepared=$root/.work/qwen3.warmpath
-    cargo run --quiet --features tools --bin warmpath-prepare -- tests/data/models/qwen3 -o "$prepared"
+    [ -f "$prepared" ] ||
+        cargo run --quiet --features tools --bin warmpath-prepare -- tests/data/models/qwen3 -o "$prepared"
     WARMPATH_WASM=$target/wasm32-wasip1/release/warmpath.wasm WARMPATH_PREPARED=$prepared \
-        cargo test --features demo --test envoy -- --test-threads=1
+        WARMPATH_TRAP_WASM=$trap_wasm \
+        cargo test --features demo --test envoy -- --test-threads=1 "$@"
+}
+
+step_envoy() {
+    rm -f "$root/.work/qwen3.warmpath"
+    in_envoy
     if grep -q '^SKIPPED' "$logs/envoy.log"; then
+        echo "nothing may be skipped here"
+        return 1
+    fi
+}
+
+step_versions() {
+    local version
+    for version in $TABLE_VERSIONS; do
+        echo "Envoy $version"
+        ENVOY_BIN=$("$root/scripts/envoy.sh" "$version") in_envoy bodies:: leaving:: framing:: security:: is_valid
+    done
+    for version in $VALIDATE_VERSIONS; do
+        echo "Envoy $version"
+        ENVOY_BIN=$("$root/scripts/envoy.sh" "$version") in_envoy is_valid
+    done
+    if grep -q '^SKIPPED' "$logs/versions.log"; then
         echo "nothing may be skipped here"
         return 1
     fi

@@ -109,6 +109,11 @@ impl Series {
         self.ids.insert(name, id);
         Ok(id)
     }
+
+    /// The id of a series that was defined before.
+    pub fn known(&self, metric: &Metric, labels: &[&str]) -> Option<u32> {
+        self.ids.get(&metric.envoy_name(labels)).copied().flatten()
+    }
 }
 
 /// A label's value is cut here: names come from configurations and addresses, both shorter.
@@ -224,7 +229,7 @@ pub const POLLS: Metric = Metric::counter(
 /// Members that found no place.
 pub const UNPLACED_REPLICAS: Metric = Metric::gauge(
     "warmpath_unplaced_replicas",
-    &[],
+    &["cluster"],
     "Cluster members beyond the 1,024 that a replica table holds",
 );
 /// Restarts seen.
@@ -242,55 +247,55 @@ pub const REPLICAS: Metric = Metric::gauge(
 /// Load: running.
 pub const REPLICA_RUNNING: Metric = Metric::gauge(
     "warmpath_replica_running",
-    &["replica"],
+    &["cluster", "replica"],
     "Requests in the replica's batch, as it last reported",
 );
 /// Load: waiting.
 pub const REPLICA_WAITING: Metric = Metric::gauge(
     "warmpath_replica_waiting",
-    &["replica"],
+    &["cluster", "replica"],
     "Requests queued in the replica, as it last reported",
 );
 /// Load: KV.
 pub const REPLICA_KV_USAGE: Metric = Metric::gauge(
     "warmpath_replica_kv_usage_percent",
-    &["replica"],
+    &["cluster", "replica"],
     "KV blocks held by running requests, percent, as the replica last reported",
 );
 /// Age of the report.
 pub const REPLICA_REPORT_AGE: Metric = Metric::gauge(
     "warmpath_replica_report_age_ms",
-    &["replica"],
+    &["cluster", "replica"],
     "Milliseconds since the replica's last report; absent before the first",
 );
 /// Own in flight.
 pub const REPLICA_IN_FLIGHT: Metric = Metric::gauge(
     "warmpath_replica_in_flight",
-    &["replica"],
+    &["cluster", "replica"],
     "Requests that this Envoy has in flight there",
 );
 /// Suspended.
 pub const REPLICA_SUSPENDED: Metric = Metric::gauge(
     "warmpath_replica_suspended",
-    &["replica"],
+    &["cluster", "replica"],
     "1 while the replica is suspended for its failures, until a probe has succeeded; else 0",
 );
 /// Own unfinished.
 pub const REPLICA_UNFINISHED: Metric = Metric::gauge(
     "warmpath_replica_unfinished_tokens",
-    &["replica"],
+    &["cluster", "replica"],
     "Uncached prompt tokens that this Envoy sent there and whose answer has not begun",
 );
 /// Shadow occupancy.
 pub const REPLICA_SHADOW: Metric = Metric::gauge(
     "warmpath_replica_shadow_blocks",
-    &["replica"],
+    &["cluster", "replica"],
     "KV blocks that the replica is believed to hold",
 );
 /// Shadow bound.
 pub const REPLICA_CAPACITY: Metric = Metric::gauge(
     "warmpath_replica_capacity_blocks",
-    &["replica"],
+    &["cluster", "replica"],
     "KV blocks that the replica has: the bound of the line above",
 );
 /// Live VMs.
@@ -337,6 +342,12 @@ pub const DROPPED_SAMPLES: Metric = Metric::counter(
     &[],
     "Numbers that were lost because a VM already has 16,384 series",
 );
+/// Snapshots.
+pub const SNAPSHOTS: Metric = Metric::counter(
+    "warmpath_snapshots_total",
+    &["result"],
+    "What one VM knows of the replicas' blocks, handed to another that is new or was overtaken: written, or cut (without what there was no room for); taken; and given up because another took its place: abandoned by its writer, torn for its reader",
+);
 /// Host errors.
 pub const HOST_ERRORS: Metric = Metric::counter(
     "warmpath_host_errors_total",
@@ -382,6 +393,7 @@ pub const ALL: &[Metric] = &[
     TOKENIZER_STEP,
     LOG_LAPPED,
     LOG_ORPHANED,
+    SNAPSHOTS,
     UNSUPPORTED_TOPOLOGY,
     DROPPED_SAMPLES,
     HOST_ERRORS,

@@ -35,7 +35,7 @@ pub struct Config {
     pub poll_timeout: Duration,
     /// Bodies up to this size are held and read.
     pub max_body_bytes: usize,
-    /// How long a request is held for its prompt to be read.
+    /// How long a request waits for its turn to have its prompt read, and how long that may take.
     pub max_prompt: Duration,
     /// The engine's local time is this far from UTC, in seconds, positive to the east: templates
     /// may print the date.
@@ -198,7 +198,7 @@ impl Config {
             None => None,
         };
         let config = Self {
-            fingerprint: fingerprint(&models, &clusters),
+            fingerprint: fingerprint(&clusters),
             models,
             clusters,
             route: RouteConfig {
@@ -268,20 +268,16 @@ impl Config {
     }
 }
 
-/// Only what gives shared values their meaning: a change of a cost must not lose what was learned.
-fn fingerprint(models: &[ModelConfig], clusters: &[ClusterConfig]) -> u64 {
+/// Only what gives shared values their meaning, which is whom a replica's number stands for: a
+/// change of a cost or a model must not lose what was learned. A block's hash says by itself of
+/// which model and tokens it is.
+fn fingerprint(clusters: &[ClusterConfig]) -> u64 {
     let mut hasher = Xxh3::new();
     hasher.update(&LAYOUT.to_le_bytes());
     let mut part = |text: &str| {
         hasher.update(&(text.len() as u64).to_le_bytes());
         hasher.update(text.as_bytes());
     };
-    for model in models {
-        part("model");
-        model.names.iter().for_each(|name| part(name));
-        part(&model.prepared_cluster);
-        part(&model.prepared_path);
-    }
     for cluster in clusters {
         part("cluster");
         part(&cluster.name);
@@ -289,6 +285,8 @@ fn fingerprint(models: &[ModelConfig], clusters: &[ClusterConfig]) -> u64 {
             Membership::Admin(admin) => part(admin),
             Membership::Static(addresses) => addresses.iter().for_each(|address| part(address)),
         }
+        part("poll");
+        part(cluster.poll.as_ref().map_or("", |poll| &poll.cluster));
     }
     hasher.digest()
 }
@@ -562,8 +560,10 @@ mod tests {
     fn only_what_gives_shared_values_their_meaning_changes_the_fingerprint() {
         let fingerprint = |json: &str| Config::parse(json.as_bytes()).unwrap().fingerprint();
         assert_eq!(fingerprint(&with("")), fingerprint(&with(r#","tie_ms":9"#)));
-        assert_ne!(fingerprint(&with("")), fingerprint(&with("").replace("/m", "/n")));
+        assert_eq!(fingerprint(&with("")), fingerprint(&with("").replace("/m", "/n")));
         assert_ne!(fingerprint(&with("")), fingerprint(&with("").replace("8000", "8001")));
+        let polled = with("").replace(r#""replicas""#, r#""poll_cluster":"p","replicas""#);
+        assert_ne!(fingerprint(&with("")), fingerprint(&polled));
     }
 
     #[test]

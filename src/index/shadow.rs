@@ -4,37 +4,60 @@
 //! inherits its youngest child's time when that child is evicted, which is the only moment at
 //! which the parent's own time can matter.
 
-use super::Recorded;
+use super::{Recorded, Seeded};
 use crate::tokens::blocks::BlockHash;
 use hashbrown::HashMap;
 use std::cmp::Reverse;
 use std::collections::BinaryHeap;
 
 /// A position in [`Shadow::nodes`].
-type NodeIndex = u32;
+pub(super) type NodeIndex = u32;
 
-#[derive(Debug, Clone, Copy)]
-struct Node {
-    hash: BlockHash,
-    parent: Option<NodeIndex>,
-    children: u32,
-    /// The [`Shadow::uses`] count at the last use that ended here or in an evicted descendant.
-    used: u64,
+/// What a place in [`Shadow::nodes`] is used for.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(super) enum Tenant {
+    /// Nothing.
+    Nobody,
+    /// A block that is held.
+    Block,
+    /// A block that others were said to follow, before it came itself.
+    Named,
 }
 
-#[derive(Debug, Default)]
+#[derive(Debug, Clone, Copy)]
+pub(super) struct Node {
+    pub(super) hash: BlockHash,
+    pub(super) tenant: Tenant,
+    pub(super) parent: Option<NodeIndex>,
+    pub(super) children: u32,
+    /// The [`Shadow::uses`] count at the last use that ended here or in an evicted descendant.
+    pub(super) used: u64,
+}
+
+#[derive(Debug)]
 pub(super) struct Shadow {
     capacity: usize,
-    by_hash: HashMap<BlockHash, NodeIndex>,
-    nodes: Vec<Node>,
+    pub(super) by_hash: HashMap<BlockHash, NodeIndex, Seeded>,
+    pub(super) nodes: Vec<Node>,
     free: Vec<NodeIndex>,
     /// Leaves by time of use. An entry is stale when its node is gone, has children, or has been
     /// used since; stale entries are dropped when they surface.
     leaves: BinaryHeap<Reverse<(u64, NodeIndex)>>,
-    uses: u64,
+    pub(super) uses: u64,
 }
 
 impl Shadow {
+    pub(super) fn new(seeded: Seeded) -> Self {
+        Self {
+            capacity: 0,
+            by_hash: HashMap::with_hasher(seeded),
+            nodes: Vec::new(),
+            free: Vec::new(),
+            leaves: BinaryHeap::new(),
+            uses: 0,
+        }
+    }
+
     pub(super) fn len(&self) -> usize {
         self.by_hash.len()
     }
@@ -75,7 +98,11 @@ impl Shadow {
         if let Some(parent) = parent.and_then(|index| self.node_mut(index)) {
             parent.children += 1;
         }
-        let node = Node { hash, parent, children: 0, used: self.uses };
+        let used = self.uses;
+        self.put(Node { hash, tenant: Tenant::Block, parent, children: 0, used })
+    }
+
+    pub(super) fn put(&mut self, node: Node) -> NodeIndex {
         let index = match self.free.pop() {
             Some(index) => {
                 if let Some(slot) = self.node_mut(index) {
@@ -89,7 +116,7 @@ impl Shadow {
                 u32::try_from(self.nodes.len() - 1).unwrap_or(u32::MAX)
             }
         };
-        self.by_hash.insert(hash, index);
+        self.by_hash.insert(node.hash, index);
         index
     }
 
@@ -108,7 +135,7 @@ impl Shadow {
         }
     }
 
-    fn rebuild_leaves(&mut self) {
+    pub(super) fn rebuild_leaves(&mut self) {
         self.leaves = self
             .by_hash
             .values()
@@ -143,8 +170,7 @@ impl Shadow {
     }
 
     fn remove_leaf(&mut self, index: NodeIndex, node: Node) {
-        self.by_hash.remove(&node.hash);
-        self.free.push(index);
+        self.vacate(index, node.hash);
         let Some(parent_index) = node.parent else { return };
         let Some(parent) = self.node_mut(parent_index) else { return };
         parent.children = parent.children.saturating_sub(1);
@@ -155,7 +181,15 @@ impl Shadow {
         }
     }
 
-    fn node_mut(&mut self, index: NodeIndex) -> Option<&mut Node> {
+    pub(super) fn vacate(&mut self, index: NodeIndex, hash: BlockHash) {
+        self.by_hash.remove(&hash);
+        self.free.push(index);
+        if let Some(node) = self.node_mut(index) {
+            node.tenant = Tenant::Nobody;
+        }
+    }
+
+    pub(super) fn node_mut(&mut self, index: NodeIndex) -> Option<&mut Node> {
         self.nodes.get_mut(index as usize)
     }
 }

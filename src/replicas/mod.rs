@@ -30,7 +30,7 @@ pub struct ReplicaId {
 }
 
 /// A moment on the monotonic clock that all VMs of one Envoy share, in nanoseconds.
-#[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Default)]
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Hash, PartialOrd, Ord, Default)]
 pub struct Moment(pub u64);
 
 impl Moment {
@@ -208,7 +208,7 @@ impl ReplicaTable {
             if new.remove(member.address.as_str()).is_some() {
                 match self.place(cluster, member, from) {
                     Some(place) => from = place + 1,
-                    None => unplaced += 1,
+                    None => (from, unplaced) = (MAX_REPLICAS, unplaced + 1),
                 }
             }
         }

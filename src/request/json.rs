@@ -16,6 +16,9 @@ use std::fmt;
 /// still pass those; double would hold a worker for more than 50 ms.
 const MAX_VALUES: usize = 50_000;
 
+/// Python's `json.loads` drops one from bytes, and so does the engine.
+const BYTE_ORDER_MARK: &[u8] = b"\xef\xbb\xbf";
+
 /// Counts down the values that may still be stored.
 pub(super) struct Budget {
     left: Cell<usize>,
@@ -50,8 +53,7 @@ pub(super) trait Fields {
 
 /// Reads the top level of `body` into `fields`.
 pub(super) fn read<F: Fields>(body: &[u8], fields: &mut F) -> Result<(), RequestError> {
-    // Python's `json.loads` drops a UTF-8 byte order mark from bytes, and so does the engine.
-    let body = body.strip_prefix(b"\xef\xbb\xbf").unwrap_or(body);
+    let body = body.strip_prefix(BYTE_ORDER_MARK).unwrap_or(body);
     let budget = Budget { left: Cell::new(MAX_VALUES) };
     let entered = Cell::new(false);
     let mut json = serde_json::Deserializer::from_slice(body);
@@ -64,6 +66,12 @@ pub(super) fn read<F: Fields>(body: &[u8], fields: &mut F) -> Result<(), Request
         serde_json::error::Category::Data => RequestError::NoPrompt,
         _ => RequestError::Json,
     })
+}
+
+/// Whether nothing is missing at the end of a body.
+pub fn is_complete(body: &[u8]) -> bool {
+    let body = body.strip_prefix(BYTE_ORDER_MARK).unwrap_or(body);
+    serde_json::from_slice::<IgnoredAny>(body).is_ok()
 }
 
 struct TopLevel<'a, F> {
@@ -224,6 +232,15 @@ mod tests {
         let mut trailing = chat("", "\"x\"");
         trailing.extend(b" x");
         check(&trailing, Err(RequestError::Json));
+    }
+
+    #[test]
+    fn a_beginning_is_not_taken_for_all() {
+        let body = chat("\u{feff} ", "\"x\"");
+        assert!(is_complete(&body));
+        for end in 0..body.len() {
+            assert!(!is_complete(&body[..end]), "{end}");
+        }
     }
 
     #[test]

@@ -9,6 +9,7 @@ mod chat;
 mod completions;
 mod json;
 
+pub use json::is_complete;
 pub(crate) use json::{JsonText, json_text};
 use serde_json::{Map, Value};
 use std::fmt;

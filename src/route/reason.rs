@@ -33,7 +33,7 @@ pub enum Reason {
     TemplateError,
     /// By load: the tokenizer refused the text.
     TokenizerError,
-    /// By load: the prompt was not read within `max_prompt_ms`.
+    /// By load: the prompt's turn did not come within `max_prompt_ms`, or it took longer to read.
     PromptTimeout,
     /// By load: the body is longer than `max_body_bytes`.
     BodyTooLarge,

@@ -42,23 +42,34 @@ impl Lease {
     }
 }
 
-/// What `vm` should write over `current`, if it may hold the lease for `term`; `grace` is how long
-/// it leaves an ended lease to others.
-pub fn claim(
-    current: Option<Lease>,
-    vm: u64,
-    now: Moment,
-    term: Duration,
-    grace: Duration,
-) -> Option<Lease> {
-    let until = now.plus(term);
-    match current {
-        None => Some(Lease { holder: vm, epoch: 1, until }),
-        Some(lease) if lease.holder == vm && now < lease.until => Some(Lease { until, ..lease }),
-        Some(lease) if now >= lease.until.plus(grace) => {
-            Some(Lease { holder: vm, epoch: lease.epoch.saturating_add(1), until })
+/// A wish to hold a lease.
+#[derive(Debug, Clone, Copy)]
+pub struct Claim {
+    /// By whom.
+    pub vm: u64,
+    /// For how long.
+    pub term: Duration,
+    /// How long an ended lease is left to others.
+    pub grace: Duration,
+    /// Epochs up to this one are another's: it was seen to act in them.
+    pub taken: u64,
+}
+
+impl Claim {
+    /// What to write over `current`, if the lease may be held.
+    pub fn over(&self, current: Option<Lease>, now: Moment) -> Option<Lease> {
+        let until = now.plus(self.term);
+        let last = current.map_or(0, |lease| lease.epoch);
+        let new = Lease { holder: self.vm, epoch: last.max(self.taken).saturating_add(1), until };
+        match current {
+            None => Some(new),
+            Some(lease) if lease.holder == self.vm && now < lease.until => {
+                // Two that created the lease at once have one epoch between them.
+                Some(if lease.epoch > self.taken { Lease { until, ..lease } } else { new })
+            }
+            Some(lease) if now >= lease.until.plus(self.grace) => Some(new),
+            Some(_) => None,
         }
-        Some(_) => None,
     }
 }
 
@@ -77,11 +88,12 @@ impl<S: Store> SharedLease<S> {
         Self { store, key: lease_key(name, fingerprint), fingerprint, vm, term }
     }
 
-    /// Claims or renews it. The epoch, when it is held.
-    pub fn hold(&self, now: Moment, grace: Duration) -> Option<u64> {
+    /// Claims or renews it, with [`Claim::grace`] and [`Claim::taken`]. The epoch, when it is held.
+    pub fn hold(&self, now: Moment, grace: Duration, taken: u64) -> Option<u64> {
         let (value, mark) = get_or_create(&self.store, &self.key);
         let current = value.and_then(|value| Lease::read(&value, self.fingerprint));
-        let claimed = claim(current, self.vm, now, self.term, grace)?;
+        let claim = Claim { vm: self.vm, term: self.term, grace, taken };
+        let claimed = claim.over(current, now)?;
         let written = self.store.set(&self.key, &claimed.write(self.fingerprint), mark);
         (written && mark.is_some()).then_some(claimed.epoch)
     }
@@ -101,7 +113,10 @@ impl<S: Store> SharedLease<S> {
 mod tests {
     use super::*;
 
-    const TERM: Duration = Duration::from_secs(1);
+    fn claim(current: Option<Lease>, vm: u64, now: Moment, grace: Duration) -> Option<Lease> {
+        Claim { vm, term: Duration::from_secs(1), grace, taken: 0 }.over(current, now)
+    }
+
     const NO_GRACE: Duration = Duration::ZERO;
 
     fn at(millis: u64) -> Moment {
@@ -118,30 +133,39 @@ mod tests {
 
     #[test]
     fn the_holder_renews_in_the_same_epoch_and_others_wait() {
-        let lease = claim(None, 1, at(0), TERM, NO_GRACE).unwrap();
-        let renewed = claim(Some(lease), 1, at(900), TERM, NO_GRACE).unwrap();
+        let lease = claim(None, 1, at(0), NO_GRACE).unwrap();
+        let renewed = claim(Some(lease), 1, at(900), NO_GRACE).unwrap();
         assert_eq!((renewed.epoch, renewed.until), (1, at(1900)));
-        assert_eq!(claim(Some(renewed), 2, at(1899), TERM, NO_GRACE), None);
+        assert_eq!(claim(Some(renewed), 2, at(1899), NO_GRACE), None);
     }
 
     #[test]
     fn an_ended_lease_goes_to_another_in_a_new_epoch() {
-        let lease = claim(None, 1, at(0), TERM, NO_GRACE).unwrap();
-        let next = claim(Some(lease), 2, at(1000), TERM, NO_GRACE).unwrap();
+        let lease = claim(None, 1, at(0), NO_GRACE).unwrap();
+        let next = claim(Some(lease), 2, at(1000), NO_GRACE).unwrap();
         assert_eq!((next.holder, next.epoch), (2, 2));
     }
 
     #[test]
     fn a_holder_that_was_stalled_past_its_lease_starts_a_new_epoch_too() {
-        let lease = claim(None, 1, at(0), TERM, NO_GRACE).unwrap();
-        assert_eq!(claim(Some(lease), 1, at(3000), TERM, NO_GRACE).unwrap().epoch, 2);
+        let lease = claim(None, 1, at(0), NO_GRACE).unwrap();
+        assert_eq!(claim(Some(lease), 1, at(3000), NO_GRACE).unwrap().epoch, 2);
+    }
+
+    #[test]
+    fn an_epoch_in_which_another_acted_is_left_for_a_new_one() {
+        let lease = claim(None, 1, at(0), NO_GRACE).unwrap();
+        let mut wish = Claim { vm: 1, term: Duration::from_secs(1), grace: NO_GRACE, taken: 1 };
+        assert_eq!(wish.over(Some(lease), at(100)).unwrap().epoch, 2);
+        wish.taken = 7;
+        assert_eq!(wish.over(None, at(100)).unwrap().epoch, 8);
     }
 
     #[test]
     fn a_vm_with_traffic_leaves_an_ended_lease_to_idle_ones_for_a_while() {
-        let lease = claim(None, 1, at(0), TERM, NO_GRACE).unwrap();
+        let lease = claim(None, 1, at(0), NO_GRACE).unwrap();
         let grace = Duration::from_millis(500);
-        assert_eq!(claim(Some(lease), 2, at(1200), TERM, grace), None);
-        assert!(claim(Some(lease), 2, at(1500), TERM, grace).is_some());
+        assert_eq!(claim(Some(lease), 2, at(1200), grace), None);
+        assert!(claim(Some(lease), 2, at(1500), grace).is_some());
     }
 }

@@ -4,16 +4,18 @@
 //! charges. It asks no replica, chooses none, and reports no number: what there is to count is
 //! taken by [`Link::take_counts`].
 
-use super::log::{Fate, LogReader, Read, Record, SEGMENTS};
+use super::catch_up::{CatchUp, Knowledge, SnapshotCounts};
+use super::log::{LogReader, Record};
 use super::slot::OwnSlot;
 use super::store::Store;
-use super::table::{self, Published};
-use super::vm::{LogHead, VmState};
-use super::{MAX_VM_SLOTS, log_key, slot_key};
+use super::table::{self, Marks, Published, Refusal};
+use super::vm::{LogHead, VmState, VmTraits};
+use super::{MAX_VM_SLOTS, slot_key};
 use crate::charge::Charges;
-use crate::index::{PrefixIndex, Recorded};
+use crate::index::PrefixIndex;
 use crate::replicas::strikes::{PassiveHealth, Proof, Strikes};
 use crate::replicas::{Moment, ReplicaId, ReplicaTable};
+use hashbrown::HashSet;
 use std::time::Duration;
 
 /// What a link takes from the configuration.
@@ -36,45 +38,77 @@ pub struct Counts {
     pub orphaned: u64,
     /// Writes that the store refused.
     pub refused: u64,
+    /// What became of snapshots.
+    pub snapshots: SnapshotCounts,
 }
 
+/// Log segments read at one refresh beyond the first of each log: some 30,000 blocks, which take
+/// some ten milliseconds. Halved, a VM that is far behind takes twice as long to come up; doubled,
+/// so does the longest pause of its worker.
+const SEGMENTS_PER_REFRESH: u32 = 8;
+
 /// Another VM.
-struct Peer {
-    reader: LogReader,
+pub(super) struct Peer {
+    pub(super) reader: LogReader,
+    /// While it lives.
     state: Option<VmState>,
+    /// How far its log goes, whoever wrote it.
+    pub(super) head: LogHead,
 }
 
 /// See the module.
 pub struct Link<S> {
-    store: S,
-    config: LinkConfig,
-    vm: u64,
-    own: Option<OwnSlot>,
+    pub(super) store: S,
+    pub(super) config: LinkConfig,
+    pub(super) vm: u64,
+    pub(super) traits: VmTraits,
+    pub(super) own: Option<OwnSlot>,
+    /// How far this VM's own log is to be read by itself: what the slot's former owners wrote,
+    /// and after a snapshot what it wrote since then.
+    own_until: LogHead,
     charges: Charges,
     strikes: Strikes,
     peers: Vec<Peer>,
-    table: ReplicaTable,
-    table_marks: (u64, u64),
-    index: PrefixIndex,
-    ready: bool,
-    counts: Counts,
+    /// Records whose parent may still come, in a log that is read later.
+    pub(super) orphans: Vec<Record>,
+    /// Records of this VM that are not in its log yet.
+    pub(super) unlogged: Vec<Record>,
+    /// Records in the log, behind the head that was last published.
+    pub(super) unpublished: Vec<Record>,
+    pub(super) table: ReplicaTable,
+    table_marks: Marks,
+    /// The last version of a table that this VM wrote.
+    table_version: u64,
+    pub(super) index: PrefixIndex,
+    /// Whether a log was overwritten before it was read.
+    pub(super) overtaken: bool,
+    pub(super) catch_up: CatchUp,
+    pub(super) counts: Counts,
 }
 
 impl<S: Store> Link<S> {
-    /// The link of a VM that no other has the number of.
-    pub fn new(store: S, config: LinkConfig, vm: u64) -> Self {
+    /// The link of a VM. Nobody else has the number `vm`, and no client can know it; `instance`
+    /// is the same for all links of one VM.
+    pub fn new(store: S, config: LinkConfig, vm: u64, instance: u64) -> Self {
         Self {
             store,
             config,
             vm,
+            traits: VmTraits { instance, ..VmTraits::default() },
             own: None,
+            own_until: LogHead::default(),
             charges: Charges::default(),
             strikes: Strikes::default(),
             peers: Vec::new(),
+            orphans: Vec::new(),
+            unlogged: Vec::new(),
+            unpublished: Vec::new(),
             table: ReplicaTable::default(),
-            table_marks: (0, 0),
-            index: PrefixIndex::new(),
-            ready: false,
+            table_marks: Marks::default(),
+            table_version: 0,
+            index: PrefixIndex::with_seed(vm),
+            overtaken: false,
+            catch_up: CatchUp::default(),
             counts: Counts::default(),
         }
     }
@@ -104,9 +138,10 @@ impl<S: Store> Link<S> {
         &self.index
     }
 
-    /// Says whether this VM has every tokenizer.
-    pub fn set_ready(&mut self, ready: bool) {
-        self.ready = ready;
+    /// Says whether this VM has every tokenizer, and whether it has served a request.
+    pub fn set_traits(&mut self, ready: bool, has_traffic: bool) {
+        self.traits.ready = ready;
+        self.traits.has_traffic = has_traffic;
     }
 
     /// What there is to count since the last call.
@@ -117,8 +152,10 @@ impl<S: Store> Link<S> {
     /// Keeps the slot, looks for VMs that came and went, and takes in what is new.
     pub fn tick(&mut self, now: Moment) {
         self.keep_slot(now);
+        self.log();
         self.find_peers();
         self.refresh(now);
+        self.catch_up(now);
         self.charges.forget_idle(now, self.config.recent_half_life);
         let (all, table) = (self.all_strikes(), &self.table);
         self.strikes.forget(&all, now, |replica| table.by_id(replica).is_some());
@@ -128,16 +165,18 @@ impl<S: Store> Link<S> {
     fn keep_slot(&mut self, now: Moment) {
         let kept = self.own.as_mut().is_some_and(|own| own.keep(&self.store, self.vm));
         if !kept {
+            self.lose_slot();
             let fingerprint = self.config.fingerprint;
             self.own = OwnSlot::claim(&self.store, fingerprint, now, |head| self.state(head, now));
         }
     }
 
     fn state(&self, head: LogHead, now: Moment) -> VmState {
+        let wants_snapshot = self.catch_up.knowledge != Knowledge::Full;
         VmState {
             owner: self.vm,
             heartbeat: now,
-            ready: self.ready,
+            traits: VmTraits { wants_snapshot, ..self.traits },
             head,
             charges: self.charges.clone(),
             strikes: self.strikes.clone(),
@@ -148,8 +187,31 @@ impl<S: Store> Link<S> {
     pub fn publish(&mut self, now: Moment) {
         let Some(own) = self.own.as_ref().filter(|own| own.is_confirmed()) else { return };
         let state = self.state(own.head(), now);
-        let written = own.publish(&self.store, self.config.fingerprint, &state);
-        self.counts.refused += u64::from(!written);
+        if !own.publish(&self.store, self.config.fingerprint, &state) {
+            // Another VM has it: the next tick claims another one.
+            self.lose_slot();
+            return;
+        }
+        self.unpublished.clear();
+    }
+
+    /// Ends this VM's part: its charges are over and its slot is free. Should it write once more,
+    /// for a request that outlives its configuration, it has the slot again until it is taken.
+    pub fn leave(&mut self) {
+        let Some(own) = self.own.as_ref().filter(|own| own.is_confirmed()) else { return };
+        let state = self.state(own.head(), Moment::default());
+        own.publish(&self.store, self.config.fingerprint, &state);
+    }
+
+    /// What was written under the slot and not published goes into the next one's log; what was
+    /// published is not read back, or it would follow what comes after it.
+    fn lose_slot(&mut self) {
+        let Some(own) = self.own.take() else { return };
+        if let Some(peer) = self.peers.get_mut(own.number as usize) {
+            peer.reader.go_to(own.head());
+        }
+        self.unpublished.append(&mut self.unlogged);
+        self.unlogged = std::mem::take(&mut self.unpublished);
     }
 
     /// Slots are claimed from the lowest number, so the first that was never claimed ends them.
@@ -159,80 +221,90 @@ impl<S: Store> Link<S> {
             if number >= MAX_VM_SLOTS || !exists {
                 return;
             }
-            self.peers.push(Peer { reader: LogReader::default(), state: None });
+            let reader = LogReader::default();
+            self.peers.push(Peer { reader, state: None, head: LogHead::default() });
         }
     }
 
     /// Takes in the table, every VM's charges and every VM's log, as far as they are new.
     pub fn refresh(&mut self, now: Moment) {
         self.refresh_table();
+        // What waited for the table comes before what is read now.
+        self.apply_waiting();
         let own = self.slot();
         let mut peers = std::mem::take(&mut self.peers);
-        let mut orphans = Vec::new();
+        let mut budget = SEGMENTS_PER_REFRESH;
+        let mut is_behind = false;
         for (number, peer) in (0u32..).zip(&mut peers) {
-            if own != Some(number) {
-                self.refresh_peer(number, peer, now, &mut orphans);
+            if own == Some(number) {
+                (peer.state, peer.head) = (None, self.own_until);
+                // All at once: what this VM records next comes behind it.
+                let mut whole_log = u32::MAX;
+                self.read_log(number, peer, self.vm, &mut whole_log);
+            } else if let Some(owner) = self.refresh_peer(number, peer, now) {
+                is_behind |= !self.read_log(number, peer, owner, &mut budget);
             }
         }
         self.peers = peers;
-        self.apply_orphans(orphans);
-    }
-
-    /// A record may build on one in a log that was read after its own, so what found no parent is
-    /// tried again, for as long as that helps.
-    fn apply_orphans(&mut self, mut orphans: Vec<Record>) {
-        loop {
-            let before = orphans.len();
-            orphans.retain(|record| !self.apply(record));
-            if orphans.is_empty() || orphans.len() == before {
-                break;
-            }
+        if !is_behind {
+            self.apply_orphans();
         }
-        self.counts.orphaned += orphans.len() as u64;
     }
 
-    fn refresh_peer(
-        &mut self,
-        number: u32,
-        peer: &mut Peer,
-        now: Moment,
-        orphans: &mut Vec<Record>,
-    ) {
+    /// Reads a slot. Who owns it, if its log is for this configuration.
+    fn refresh_peer(&self, number: u32, peer: &mut Peer, now: Moment) -> Option<u64> {
+        peer.state = None;
         let (value, _) = self.store.get(&slot_key(number));
-        let fingerprint = self.config.fingerprint;
-        let read = value.as_deref().and_then(VmState::read);
-        peer.state = read.filter(|(of, _)| *of == fingerprint).map(|(_, state)| state);
-        let Some(head) = peer.state.as_ref().map(|state| state.head) else { return };
-        let lapped_before = peer.reader.lapped;
-        // Each step moves the reader on, and a ring has so many places.
-        for _ in 0..=SEGMENTS {
-            let Some(place) = peer.reader.place(head) else { break };
-            let (segment, _) = self.store.get(&log_key(number, place));
-            if let Read::Records(records) = peer.reader.take(segment.as_deref(), fingerprint, head)
-            {
-                orphans.extend(records.into_iter().filter(|record| !self.apply(record)));
-            }
+        let (fingerprint, state) = value.as_deref().and_then(VmState::read)?;
+        if fingerprint != self.config.fingerprint {
+            return None;
         }
-        self.counts.lapped += peer.reader.lapped - lapped_before;
-        if peer.state.as_ref().is_some_and(|state| !state.is_alive(now)) {
-            peer.state = None;
-        }
+        let owner = state.owner;
+        peer.head = state.head;
+        peer.state = Some(state).filter(|state| state.is_alive(now));
+        Some(owner)
     }
 
-    /// Applies a record. False when its parent is not held: then it may be tried again.
-    fn apply(&mut self, record: &Record) -> bool {
-        // A record of an incarnation that is not in the table is of a cache that is gone, or of
-        // one this VM has not heard of yet; the latter is rare and only costs a prediction.
-        if self.table.by_id(record.replica).is_none() {
-            return true;
+    /// The other VMs that live, by slot.
+    pub(super) fn peer_states(&self) -> impl Iterator<Item = (u32, &VmState)> + Clone {
+        let peers = (0u32..).zip(&self.peers);
+        peers.filter_map(|(number, peer)| Some((number, peer.state.as_ref()?)))
+    }
+
+    /// How far every log goes.
+    pub(super) fn heads(&self) -> impl Iterator<Item = (u32, LogHead)> {
+        let own = self.own.as_ref().map(|own| (own.number, own.head()));
+        (0u32..).zip(&self.peers).map(move |(number, peer)| match own {
+            Some((slot, head)) if slot == number => (number, head),
+            _ => (number, peer.head),
+        })
+    }
+
+    /// How far every log is in the index.
+    pub(super) fn positions(&self) -> Vec<(u32, LogHead)> {
+        let own = self.own.as_ref().map(|own| (own.number, own.head()));
+        let position = |(number, peer): (u32, &Peer)| match own {
+            Some((slot, head)) if slot == number => (number, head),
+            _ => (number, peer.reader.position()),
+        };
+        (0u32..).zip(&self.peers).map(position).collect()
+    }
+
+    /// Puts another VM's index in the place of this one's, which has all of every log up to there.
+    pub(super) fn go_on_from(&mut self, index: PrefixIndex, logs: &[(u32, LogHead)]) {
+        self.index = index;
+        let gone: Vec<ReplicaId> = self
+            .index
+            .replicas()
+            .filter(|id| self.table.by_id(*id).is_none() && !self.is_unheard_of(*id))
+            .collect();
+        self.index.retain(|replica| !gone.contains(&replica));
+        self.orphans.clear();
+        for (number, peer) in (0u32..).zip(&mut self.peers) {
+            let log = logs.iter().find(|(slot, _)| *slot == number);
+            peer.reader.go_to(log.map_or(LogHead::default(), |(_, head)| *head));
         }
-        if record.fate == Fate::Forgotten {
-            self.index.forget(record.replica, &record.blocks);
-            return true;
-        }
-        let capacity = self.capacity(record.replica);
-        let recorded = self.index.record(record.replica, capacity, record.parent, &record.blocks);
-        recorded == Recorded::Held
+        self.own_until = self.own.as_ref().map(OwnSlot::head).unwrap_or_default();
     }
 
     /// Most blocks that are remembered of a replica.
@@ -242,8 +314,8 @@ impl<S: Store> Link<S> {
 
     fn refresh_table(&mut self) {
         let newer = table::read_newer(&self.store, self.config.fingerprint, self.table_marks);
-        if let Some(Published { epoch, version, table }) = newer {
-            self.table_marks = (epoch, version);
+        if let Some(Published { marks, table }) = newer {
+            self.table_marks = marks;
             self.take_table(table);
         }
     }
@@ -258,9 +330,35 @@ impl<S: Store> Link<S> {
         }
     }
 
-    /// Publishes a table, unless a later leader already has. Returns whether it was written.
-    pub fn publish_table(&mut self, epoch: u64, table: &ReplicaTable) -> bool {
-        table::publish(&self.store, self.config.fingerprint, epoch, table)
+    /// What a leader does before it acts for the first time.
+    pub fn prepare_table(&self) {
+        table::prepare(&self.store, self.config.fingerprint);
+    }
+
+    /// What a new leader goes on from: the last table, which no earlier leader can change any more.
+    ///
+    /// # Errors
+    /// When this VM leads no longer, or another writes now.
+    pub fn adopt_table(&mut self, epoch: u64) -> Result<ReplicaTable, Refusal> {
+        let adopted = table::adopt(&self.store, self.config.fingerprint, self.marks(epoch))?;
+        let Some(Published { marks, table }) = adopted else { return Ok(self.table.clone()) };
+        self.table_version = marks.version;
+        Ok(table)
+    }
+
+    /// Publishes a table, unless a later leader already has.
+    ///
+    /// # Errors
+    /// When it was not written.
+    pub fn publish_table(&mut self, epoch: u64, table: &ReplicaTable) -> Result<(), Refusal> {
+        let own = self.marks(epoch);
+        let marks = table::publish(&self.store, self.config.fingerprint, own, table)?;
+        self.table_version = marks.version;
+        Ok(())
+    }
+
+    fn marks(&self, epoch: u64) -> Marks {
+        Marks { epoch, leader: self.vm, version: self.table_version }
     }
 
     /// Everybody's charges.
@@ -268,7 +366,7 @@ impl<S: Store> Link<S> {
         let half_life = self.config.recent_half_life;
         let mut sum = Charges::default();
         sum.add(&self.charges, now, half_life);
-        for state in self.peers.iter().filter_map(|peer| peer.state.as_ref()) {
+        for (_, state) in self.peer_states() {
             sum.add(&state.charges, now, half_life);
         }
         sum
@@ -276,27 +374,20 @@ impl<S: Store> Link<S> {
 
     /// Everybody's strikes.
     pub fn all_strikes(&self) -> Strikes {
-        let peers = self.peers.iter().filter_map(|peer| peer.state.as_ref());
-        Strikes::merged(peers.map(|state| &state.strikes).chain([&self.strikes]))
+        let peers = self.peer_states().map(|(_, state)| &state.strikes);
+        Strikes::merged(peers.chain([&self.strikes]))
     }
 
-    /// How many VMs live, this one included, and how many of them have every tokenizer.
+    /// How many VMs live, this one included, and how many of them have every tokenizer. One that
+    /// has two slots, while a configuration is replaced, counts once.
     pub fn count_vms(&self) -> (u64, u64) {
-        let states = || self.peers.iter().filter_map(|peer| peer.state.as_ref());
-        let ready = states().filter(|state| state.ready).count() as u64;
-        (states().count() as u64 + 1, ready + u64::from(self.ready))
-    }
-
-    /// Notes that blocks were sent to (or made by) a replica, here and in the log.
-    pub fn record(&mut self, record: &Record) {
-        if record.blocks.is_empty() && record.parent.is_none() {
-            return;
-        }
-        self.apply(record);
-        if let Some(own) = self.own.as_mut().filter(|own| own.is_confirmed()) {
-            let written = own.append(&self.store, record);
-            self.counts.refused += u64::from(!written);
-        }
+        let all = || {
+            let others = self.peer_states().map(|(_, state)| state.traits);
+            others.chain([self.traits])
+        };
+        let instances: HashSet<u64> = all().map(|vm| vm.instance).collect();
+        let ready: HashSet<u64> = all().filter(|vm| vm.ready).map(|vm| vm.instance).collect();
+        (instances.len() as u64, ready.len() as u64)
     }
 
     /// Charges a request that is being sent.
@@ -352,5 +443,289 @@ impl<S: Store> Link<S> {
     /// And its end.
     pub fn probe_ended(&mut self, replica: ReplicaId) {
         self.strikes.probe_ended(replica);
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::super::log::{Fate, SEGMENT_BYTES, SEGMENTS};
+    use super::*;
+    use crate::replicas::Member;
+    use crate::tokens::blocks::BlockHash;
+    use std::cell::RefCell;
+    use std::collections::BTreeMap;
+    use std::rc::Rc;
+
+    const TICK: Duration = Duration::from_millis(100);
+    const CONFIG: LinkConfig = LinkConfig {
+        fingerprint: 7,
+        recent_half_life: Duration::from_secs(5),
+        default_capacity_blocks: 1 << 19,
+    };
+
+    type Values = BTreeMap<String, (Vec<u8>, u32)>;
+
+    /// Shared data in the memory of one thread.
+    #[derive(Clone, Default)]
+    struct Data(Rc<RefCell<Values>>);
+
+    impl Store for Data {
+        fn get(&self, key: &str) -> (Option<Vec<u8>>, Option<u32>) {
+            match self.0.borrow().get(key) {
+                Some((value, mark)) => ((!value.is_empty()).then(|| value.clone()), Some(*mark)),
+                None => (None, None),
+            }
+        }
+
+        fn set(&self, key: &str, value: &[u8], mark: Option<u32>) -> bool {
+            let last = self.0.borrow().get(key).map_or(0, |(_, mark)| *mark);
+            let matches = last == 0 || mark.is_none_or(|mark| mark == last);
+            if matches {
+                self.0.borrow_mut().insert(key.to_owned(), (value.to_vec(), last + 1));
+            }
+            matches
+        }
+    }
+
+    /// Some VMs, the first of which publishes the table.
+    struct Envoy {
+        data: Data,
+        now: Moment,
+        table: ReplicaTable,
+        links: Vec<Link<Data>>,
+        counts: Vec<Counts>,
+    }
+
+    impl Envoy {
+        fn new(vms: usize) -> Self {
+            let now = Moment::default().plus(Duration::from_secs(50));
+            let data = Data::default();
+            let mut envoy =
+                Self { data, now, table: ReplicaTable::default(), links: vec![], counts: vec![] };
+            (0..vms).for_each(|_| envoy.start());
+            envoy.links[0].prepare_table();
+            envoy.set_members(&["10.0.0.1:1", "10.0.0.2:1"]);
+            (0..3).for_each(|_| envoy.tick());
+            envoy
+        }
+
+        fn start(&mut self) {
+            let vm = self.links.len() as u64 + 1;
+            self.links.push(Link::new(self.data.clone(), CONFIG, vm, vm));
+            self.counts.push(Counts::default());
+        }
+
+        fn set_members(&mut self, addresses: &[&str]) {
+            let member = |address: &&str| Member::healthy((*address).to_owned());
+            self.table.set_members("c", &addresses.iter().map(member).collect::<Vec<Member>>());
+            self.links[0].publish_table(1, &self.table).unwrap();
+        }
+
+        fn tick(&mut self) {
+            self.now = self.now.plus(TICK);
+            for (link, counts) in self.links.iter_mut().zip(&mut self.counts) {
+                link.tick(self.now);
+                let new = link.take_counts();
+                counts.lapped += new.lapped;
+                counts.orphaned += new.orphaned;
+                counts.snapshots.taken += new.snapshots.taken;
+                counts.snapshots.torn += new.snapshots.torn;
+                counts.snapshots.written += new.snapshots.written;
+            }
+        }
+
+        fn replica(&self, place: u32) -> ReplicaId {
+            self.table.at(place).unwrap().id
+        }
+
+        /// One VM routes a prompt of its own.
+        fn route(&mut self, vm: usize, place: u32, prompt: u64) {
+            let (replica, now) = (self.replica(place), self.now);
+            let link = &mut self.links[vm];
+            link.refresh(now);
+            let blocks = prompt_blocks(prompt);
+            link.record(&Record { fate: Fate::Held, replica, parent: None, blocks });
+            link.publish(now);
+        }
+
+        #[track_caller]
+        fn check_all_see(&self, place: u32, prompt: u64, blocks: usize) {
+            let replica = self.replica(place);
+            for (number, link) in self.links.iter().enumerate() {
+                let seen = link.index().overlap_blocks(replica, &prompt_blocks(prompt));
+                assert_eq!(seen, blocks, "VM {number}, prompt {prompt}");
+            }
+        }
+
+        /// All tick until the last VM has a snapshot, with something else done between.
+        fn until_taken(&mut self, mut between: impl FnMut(&mut Self, u64)) {
+            for round in 0..400 {
+                self.tick();
+                if self.counts.last().unwrap().snapshots.taken > 0 {
+                    self.tick();
+                    return;
+                }
+                between(self, round);
+            }
+            panic!("no snapshot: {:?}", self.counts);
+        }
+    }
+
+    const PROMPT_BLOCKS: u64 = 400;
+
+    fn prompt_blocks(prompt: u64) -> Vec<BlockHash> {
+        (0..PROMPT_BLOCKS).map(|n| BlockHash(prompt * 1_000_000 + n)).collect()
+    }
+
+    /// More than the log of one writer keeps.
+    fn long_history(envoy: &mut Envoy) -> u64 {
+        let prompts = SEGMENTS * SEGMENT_BYTES as u64 / 8 / PROMPT_BLOCKS + 100;
+        for prompt in 1..=prompts {
+            envoy.route(1, (prompt % 2) as u32, prompt);
+            if prompt % 20 == 0 {
+                envoy.tick();
+            }
+        }
+        prompts
+    }
+
+    #[test]
+    fn a_new_vm_learns_what_the_logs_no_longer_have() {
+        let mut envoy = Envoy::new(3);
+        let last = long_history(&mut envoy);
+        envoy.start();
+        envoy.until_taken(|_, _| {});
+        for prompt in [1, 2, 3, last - 1, last] {
+            envoy.check_all_see((prompt % 2) as u32, prompt, PROMPT_BLOCKS as usize);
+        }
+        assert!(envoy.counts.iter().all(|counts| counts.lapped + counts.orphaned == 0));
+        assert_eq!(envoy.counts[0].snapshots.written, 1, "{:?}", envoy.counts);
+        let keys = envoy.data.0.borrow().len();
+        (0..50).for_each(|_| envoy.tick());
+        assert_eq!(envoy.data.0.borrow().len(), keys);
+    }
+
+    #[test]
+    fn what_happens_while_a_snapshot_is_written_and_read_is_in_it_or_behind_it() {
+        let mut envoy = Envoy::new(3);
+        let first = long_history(&mut envoy) + 1;
+        envoy.start();
+        let mut last = first;
+        envoy.until_taken(|envoy, round| {
+            // Told by the old and by the new VM, refused, and of a replica that came.
+            for vm in [1, 2, 3] {
+                envoy.route(vm, 0, last);
+                last += 1;
+            }
+            let (replica, blocks) = (envoy.replica(0), prompt_blocks(last - 1));
+            let refused = Record { fate: Fate::Forgotten, replica, parent: None, blocks };
+            envoy.links[3].record(&refused);
+            envoy.links[3].publish(envoy.now);
+            match round {
+                2 => envoy.set_members(&["10.0.0.1:1", "10.0.0.3:1"]),
+                3.. => envoy.route(1, 1, 77),
+                _ => {}
+            }
+        });
+        assert!(last - first > 6, "it took {} rounds", (last - first) / 3);
+        for prompt in first..last {
+            let held = if (prompt - first) % 3 == 2 { 0 } else { PROMPT_BLOCKS as usize };
+            envoy.check_all_see(0, prompt, held);
+        }
+        envoy.check_all_see(1, 1, 0);
+        envoy.check_all_see(1, 77, PROMPT_BLOCKS as usize);
+        envoy.check_all_see(0, 2, PROMPT_BLOCKS as usize);
+    }
+
+    #[test]
+    fn a_snapshot_that_another_overwrites_is_given_up_and_the_next_one_taken() {
+        let mut envoy = Envoy::new(2);
+        let last = long_history(&mut envoy);
+        envoy.start();
+        let mut torn = false;
+        envoy.until_taken(|envoy, _| {
+            let head = super::super::snapshot::Head::read(&envoy.data);
+            if let Some(head) = head.filter(|head| head.is_complete && head.chunks > 8 && !torn) {
+                torn = true;
+                let last = super::super::snapshot_chunk_key(head.chunks - 1);
+                envoy.data.set(&last, b"another's", None);
+            }
+        });
+        assert_eq!(envoy.counts[2].snapshots.torn, 1, "{:?}", envoy.counts);
+        envoy.check_all_see(1, 1, PROMPT_BLOCKS as usize);
+        envoy.check_all_see((last % 2) as u32, last, PROMPT_BLOCKS as usize);
+    }
+
+    #[test]
+    fn a_vm_that_was_overtaken_catches_up_by_a_snapshot() {
+        let mut envoy = Envoy::new(2);
+        envoy.start();
+        envoy.tick();
+        envoy.tick();
+        let mut stalled = envoy.links.pop().unwrap();
+        envoy.route(1, 0, 900_000);
+        stalled.refresh(envoy.now);
+        long_history(&mut envoy);
+        envoy.links.push(stalled);
+        envoy.counts[2] = Counts::default();
+        envoy.until_taken(|_, _| {});
+        assert!(envoy.counts[2].lapped > 0);
+        envoy.check_all_see(1, 1, PROMPT_BLOCKS as usize);
+    }
+
+    #[test]
+    fn what_is_recorded_without_a_slot_is_told_once_there_is_one() {
+        let mut envoy = Envoy::new(2);
+        envoy.start();
+        // It has not ticked, so it has claimed nothing.
+        envoy.links[2].refresh(envoy.now);
+        envoy.route(2, 0, 5);
+        (0..3).for_each(|_| envoy.tick());
+        envoy.check_all_see(0, 5, PROMPT_BLOCKS as usize);
+    }
+
+    #[test]
+    fn a_vm_that_leaves_takes_its_charges_along_at_once() {
+        let mut envoy = Envoy::new(2);
+        let replica = envoy.replica(0);
+        envoy.links[1].charge(replica, 100, envoy.now);
+        envoy.tick();
+        envoy.tick();
+        assert_eq!(envoy.links[0].all_charges(envoy.now).of(replica).requests, 1);
+        envoy.links[1].leave();
+        envoy.links[0].refresh(envoy.now);
+        assert_eq!(envoy.links[0].all_charges(envoy.now).of(replica).requests, 0);
+    }
+
+    #[test]
+    fn thousands_of_replicas_leave_no_key_and_no_shadow_behind() {
+        let mut envoy = Envoy::new(2);
+        let mut keys = Vec::new();
+        for generation in 0..300 {
+            let addresses: Vec<String> =
+                (0..10).map(|n| format!("10.1.{generation}.{n}:1")).collect();
+            envoy.set_members(&addresses.iter().map(String::as_str).collect::<Vec<&str>>());
+            envoy.tick();
+            envoy.route(1, generation % 10, generation.into());
+            keys.push(envoy.data.0.borrow().len());
+        }
+        envoy.set_members(&["10.0.0.1:1"]);
+        // The writer's log has gone on through the places of its ring.
+        assert!(keys[299] <= keys[0] + SEGMENTS as usize, "{keys:?}");
+        (0..3).for_each(|_| envoy.tick());
+        for link in &envoy.links {
+            assert!(link.index().replicas().count() <= 1);
+            assert_eq!(link.table().places().count(), 10);
+        }
+    }
+
+    #[test]
+    fn two_configurations_in_one_vm_count_once() {
+        let mut envoy = Envoy::new(2);
+        let twin = Link::new(envoy.data.clone(), CONFIG, 99, 2);
+        envoy.links.push(twin);
+        envoy.counts.push(Counts::default());
+        (0..3).for_each(|_| envoy.tick());
+        assert_eq!(envoy.links[0].count_vms(), (2, 0));
     }
 }

@@ -20,6 +20,9 @@ pub const SEGMENTS: u64 = 32;
 /// record (32 KB: some 2 us), so larger costs every request and smaller shortens the ring.
 pub const SEGMENT_BYTES: usize = 32 << 10;
 
+/// What a reader that is about to read a whole ring leaves for the writer to write meanwhile.
+const SPARE_SEGMENTS: u64 = 4;
+
 /// What became of a record's blocks.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum Fate {
@@ -99,9 +102,21 @@ pub enum Read {
     Records(Vec<Record>),
     /// The segment is gone, or not for this configuration.
     Gone,
+    /// Not what its owner wrote there last: to be read again later.
+    Foreign,
 }
 
 impl LogReader {
+    /// How far it has read.
+    pub fn position(&self) -> LogHead {
+        self.next
+    }
+
+    /// Goes on from there, forward or back.
+    pub fn go_to(&mut self, position: LogHead) {
+        self.next = position;
+    }
+
     /// The ring place to read next to get to `head`, or `None` when there is nothing new.
     pub fn place(&mut self, head: LogHead) -> Option<u64> {
         if head <= self.next {
@@ -116,8 +131,18 @@ impl LogReader {
         Some(self.next.segment % SEGMENTS)
     }
 
-    /// Takes in the value found at that place, and moves on.
-    pub fn take(&mut self, value: Option<&[u8]>, fingerprint: u64, head: LogHead) -> Read {
+    /// Takes in the value found at that place, and moves on. `owner` wrote the head.
+    ///
+    /// A former owner that was stalled while it wrote may leave a segment in the new one's place,
+    /// of another length. At the head that is left alone, since the new owner writes its segment
+    /// again with the next record; further back it is as true as what it overwrote.
+    pub fn take(
+        &mut self,
+        value: Option<&[u8]>,
+        fingerprint: u64,
+        owner: u64,
+        head: LogHead,
+    ) -> Read {
         let wanted = self.next.segment;
         let found = value
             .and_then(|value| Some((value.len(), Header::read(value, Kind::Log)?)))
@@ -127,32 +152,38 @@ impl LogReader {
             self.next = if wanted < head.segment { begin_of(wanted + 1) } else { head };
             return Read::Gone;
         };
-        let skip = (self.next.length as usize).saturating_sub(length - reader.remaining());
-        let length = u32::try_from(length).unwrap_or(u32::MAX);
-        self.next = if wanted < head.segment {
-            begin_of(wanted + 1)
-        } else {
-            LogHead { segment: wanted, length }
-        };
+        if wanted == head.segment && header.writer != owner {
+            return Read::Foreign;
+        }
+        let header_bytes = length - reader.remaining();
+        let from = (self.next.length as usize).saturating_sub(header_bytes);
+        // What is behind the head is not published yet, and may never be: its writer may be dead.
+        let to = if wanted < head.segment { length } else { head.length as usize };
+        self.next = if wanted < head.segment { begin_of(wanted + 1) } else { head };
         if header.fingerprint != fingerprint {
             return Read::Gone;
         }
-        Read::Records(records(&mut reader, skip))
+        Read::Records(records(&mut reader, from, to.saturating_sub(header_bytes)))
     }
+}
+
+/// Whether a log that has come to `head` still has all behind `position`, and some time to spare.
+pub fn still_has(head: LogHead, position: LogHead) -> bool {
+    head.segment.saturating_sub(position.segment) < SEGMENTS - SPARE_SEGMENTS
 }
 
 fn begin_of(segment: u64) -> LogHead {
     LogHead { segment, length: 0 }
 }
 
-/// The records behind the first `skip` bytes.
-fn records(reader: &mut super::bytes::Reader<'_>, skip: usize) -> Vec<Record> {
+/// The records that begin within these bytes.
+fn records(reader: &mut super::bytes::Reader<'_>, from: usize, to: usize) -> Vec<Record> {
     let all = reader.remaining();
     let mut records = Vec::new();
-    while reader.remaining() > 0 {
-        let read_before = all - reader.remaining();
+    while all - reader.remaining() < to.min(all) {
+        let begin = all - reader.remaining();
         let Some(record) = record(reader) else { break };
-        if read_before >= skip {
+        if begin >= from {
             records.push(record);
         }
     }
@@ -203,7 +234,7 @@ mod tests {
             for _ in 0..=SEGMENTS {
                 let Some(place) = reader.place(head) else { return all };
                 let value = self.0.get(&place).map(Vec::as_slice);
-                if let Read::Records(records) = reader.take(value, FINGERPRINT, head) {
+                if let Read::Records(records) = reader.take(value, FINGERPRINT, 1, head) {
                     all.extend(records);
                 }
             }
@@ -258,12 +289,13 @@ mod tests {
     }
 
     #[test]
-    fn a_head_read_before_the_last_record_does_not_repeat_it() {
+    fn a_record_behind_the_head_is_left_for_the_next_time() {
         let (mut ring, mut writer, mut reader) = (Ring::default(), writer(), LogReader::default());
         ring.append(&mut writer, &record(0, 1));
         let early = writer.head();
         ring.append(&mut writer, &record(1, 1));
-        assert_eq!(ring.read(&mut reader, early).len(), 2);
+        assert_eq!(ring.read(&mut reader, early), [record(0, 1)]);
+        assert_eq!(ring.read(&mut reader, writer.head()), [record(1, 1)]);
         assert_eq!(ring.read(&mut reader, writer.head()), []);
     }
 
@@ -293,7 +325,8 @@ mod tests {
             let mut reader = LogReader::default();
             let head = writer.head();
             while reader.place(head).is_some() {
-                if let Read::Records(records) = reader.take(Some(&bytes[..end]), FINGERPRINT, head)
+                if let Read::Records(records) =
+                    reader.take(Some(&bytes[..end]), FINGERPRINT, 1, head)
                 {
                     assert_eq!(records, []);
                     break;
@@ -311,7 +344,7 @@ mod tests {
         let (head, mut reader) = (writer.head(), LogReader::default());
         let mut steps = 0;
         while reader.place(head).is_some() && steps < 2 * SEGMENTS {
-            reader.take(None, FINGERPRINT, head);
+            reader.take(None, FINGERPRINT, 1, head);
             steps += 1;
         }
         assert!(steps <= SEGMENTS, "{steps} steps");

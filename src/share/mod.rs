@@ -9,13 +9,27 @@
 //! not parse, or was written by another layout or for another configuration, is as good as absent.
 
 pub mod bytes;
+mod catch_up;
 pub mod lease;
 pub mod link;
 pub mod log;
+mod records;
+pub mod roots;
 pub mod slot;
+pub mod snapshot;
 pub mod store;
 pub mod table;
 pub mod vm;
+
+#[cfg(test)]
+#[cfg(not(target_family = "wasm"))]
+mod explore;
+#[cfg(test)]
+#[cfg(not(target_family = "wasm"))]
+mod protocols;
+#[cfg(test)]
+#[cfg(not(target_family = "wasm"))]
+mod storm;
 
 use bytes::{Reader, Writer};
 
@@ -45,6 +59,12 @@ fn table_marks_key(fingerprint: u64) -> String {
     format!("warmpath/table-marks/{fingerprint:016x}")
 }
 
+const SNAPSHOT_KEY: &str = "warmpath/snapshot";
+
+fn snapshot_chunk_key(number: u32) -> String {
+    format!("warmpath/snapshot/{number}")
+}
+
 fn lease_key(name: &str, fingerprint: u64) -> String {
     format!("warmpath/{name}/{fingerprint:016x}")
 }
@@ -60,6 +80,10 @@ pub enum Kind {
     Lease = 3,
     /// [`table`]
     Table = 4,
+    /// [`snapshot`]
+    Snapshot = 5,
+    /// A part of a [`snapshot`]
+    Chunk = 6,
 }
 
 /// The first bytes of every value.

@@ -13,6 +13,8 @@ pub struct OwnSlot {
     /// Which one.
     pub number: u32,
     log: LogWriter,
+    /// Where the former owners' log ends.
+    inherited: LogHead,
     /// Whether a later tick still found the claim. While a slot's key is being created by several
     /// VMs at once a claim can be overwritten, so nothing is written under it before that.
     confirmed: bool,
@@ -36,18 +38,30 @@ impl OwnSlot {
             (claimed && mark.is_some()).then(|| Self {
                 number,
                 log: LogWriter::new(fingerprint, state.owner, head),
+                inherited: head,
                 confirmed: false,
             })
         })
+    }
+
+    /// A slot that this VM has had for a while.
+    #[cfg(test)]
+    pub fn confirmed(number: u32, fingerprint: u64, vm: u64, head: LogHead) -> Self {
+        Self {
+            number,
+            log: LogWriter::new(fingerprint, vm, head),
+            inherited: head,
+            confirmed: true,
+        }
     }
 
     /// Looks whether the slot is still this VM's, on a tick after the claim's. False when it was
     /// overwritten while it was created, or taken by another after a long stall.
     pub fn keep(&mut self, store: &impl Store, vm: u64) -> bool {
         let (value, _) = store.get(&slot_key(self.number));
-        let owner = value.as_deref().and_then(VmState::read).map(|(_, state)| state.owner);
-        self.confirmed |= owner == Some(vm);
-        owner == Some(vm)
+        let kept = owner(value.as_deref()) == Some(vm);
+        self.confirmed |= kept;
+        kept
     }
 
     /// Whether this VM may write under the slot.
@@ -55,14 +69,25 @@ impl OwnSlot {
         self.confirmed
     }
 
+    /// Where the log of the slot's former owners ends.
+    pub fn inherited(&self) -> LogHead {
+        self.inherited
+    }
+
     /// How far the log goes.
     pub fn head(&self) -> LogHead {
         self.log.head()
     }
 
-    /// Writes the slot's value. Returns whether that happened.
+    /// Writes the slot's value, if it still is this VM's: one that was stalled for so long that
+    /// another took its slot would else write over it, and both would go on. Returns whether it
+    /// was written.
     pub fn publish(&self, store: &impl Store, fingerprint: u64, state: &VmState) -> bool {
-        store.set(&slot_key(self.number), &state.write(fingerprint), None)
+        let key = slot_key(self.number);
+        let (value, mark) = store.get(&key);
+        owner(value.as_deref()) == Some(state.owner)
+            && mark.is_some()
+            && store.set(&key, &state.write(fingerprint), mark)
     }
 
     /// Appends to the log. The head becomes visible with the next [`Self::publish`].
@@ -71,4 +96,8 @@ impl OwnSlot {
         let (place, value) = self.log.append(record);
         store.set(&log_key(number, place), value, None)
     }
+}
+
+fn owner(value: Option<&[u8]>) -> Option<u64> {
+    VmState::read(value?).map(|(_, state)| state.owner)
 }

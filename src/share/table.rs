@@ -3,26 +3,43 @@
 //! Who is in it is [`crate::replicas`]' part, and who may write it [`super::lease`]'s.
 
 use super::bytes::{Reader, Writer};
-use super::store::Store;
+use super::store::{Store, get_or_create};
 use super::{Header, Kind, table_key, table_marks_key};
 use crate::replicas::{Health, Load, MAX_REPLICAS, Moment, Replica, ReplicaId, ReplicaTable};
 
-/// A table with the marks that order it among others.
-#[derive(Debug, Clone, PartialEq)]
-pub struct Published {
+/// What orders tables among others: later is greater.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Default)]
+pub struct Marks {
     /// The writer's lease epoch.
     pub epoch: u64,
-    /// Which write this is; unique together with the epoch.
+    /// The writer. Two leaders in one epoch can only be where a lease was created by two at once.
+    pub leader: u64,
+    /// Which write this is.
     pub version: u64,
+}
+
+/// A table with its marks.
+#[derive(Debug, Clone, PartialEq)]
+pub struct Published {
+    /// See there.
+    pub marks: Marks,
     /// The table.
     pub table: ReplicaTable,
+}
+
+/// Why a table was not written.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum Refusal {
+    /// Somebody wrote at the same time: the next try will show who.
+    Raced,
+    /// Another leader has written in this epoch, which is no earlier than one's own.
+    Superseded(u64),
 }
 
 impl Published {
     /// The bytes.
     pub fn write(&self, fingerprint: u64) -> Vec<u8> {
-        let header = Header { fingerprint, writer: self.epoch, version: self.version };
-        let mut writer = header.begin(Kind::Table);
+        let mut writer = self.marks.begin(fingerprint);
         let places: Vec<(u32, Option<&Replica>)> = self.table.places().collect();
         writer.list(places.into_iter(), |writer, (incarnation, replica)| {
             writer.u32(incarnation);
@@ -33,10 +50,7 @@ impl Published {
 
     /// Reads a table of this configuration.
     pub fn read(value: &[u8], fingerprint: u64) -> Option<Self> {
-        let (header, mut reader) = Header::read(value, Kind::Table)?;
-        if header.fingerprint != fingerprint {
-            return None;
-        }
+        let (marks, mut reader) = Marks::read(value, fingerprint)?;
         let mut slot = 0;
         let places = reader.list(|reader| {
             let incarnation = reader.u32()?;
@@ -44,45 +58,125 @@ impl Published {
             slot += 1;
             Some((incarnation, reader.option(|reader| read_replica(reader, id))?))
         })?;
-        (places.len() <= MAX_REPLICAS).then(|| Self {
-            epoch: header.writer,
-            version: header.version,
-            table: ReplicaTable::from_places(places),
-        })
+        (places.len() <= MAX_REPLICAS)
+            .then(|| Self { marks, table: ReplicaTable::from_places(places) })
+    }
+}
+
+impl Marks {
+    /// Starts a value with these marks; what follows is the table, or nothing.
+    fn begin(&self, fingerprint: u64) -> Writer {
+        let header = Header { fingerprint, writer: self.leader, version: self.version };
+        let mut writer = header.begin(Kind::Table);
+        writer.u64(self.epoch);
+        writer
     }
 
-    /// The marks alone, without decoding the rest.
-    pub fn marks(value: &[u8], fingerprint: u64) -> Option<(u64, u64)> {
-        let (header, _) = Header::read(value, Kind::Table)?;
-        (header.fingerprint == fingerprint).then_some((header.writer, header.version))
+    /// Reads a value's marks, leaving the reader at the table.
+    pub(super) fn read(value: &[u8], fingerprint: u64) -> Option<(Self, Reader<'_>)> {
+        let (header, mut reader) = Header::read(value, Kind::Table)?;
+        let epoch = reader.u64()?;
+        let marks = Self { epoch, leader: header.writer, version: header.version };
+        (header.fingerprint == fingerprint).then_some((marks, reader))
+    }
+
+    /// The marks for a write over these, behind which nothing of this leader's is lost: `own`
+    /// has its epoch and its last version.
+    fn next(known: Option<Self>, own: Self) -> Result<Self, Refusal> {
+        let Some(known) = known else { return Ok(own.after(0)) };
+        let foreign = known.epoch == own.epoch && known.leader != own.leader;
+        if known.epoch > own.epoch || foreign {
+            return Err(Refusal::Superseded(known.epoch));
+        }
+        Ok(own.after(known.version))
+    }
+
+    fn after(self, version: u64) -> Self {
+        Self { version: self.version.max(version).saturating_add(1), ..self }
     }
 }
 
 /// The published table, if it is newer than these marks.
-pub fn read_newer(store: &impl Store, fingerprint: u64, known: (u64, u64)) -> Option<Published> {
+pub fn read_newer(store: &impl Store, fingerprint: u64, known: Marks) -> Option<Published> {
     let (marks, _) = store.get(&table_marks_key(fingerprint));
-    let marks = Published::marks(&marks?, fingerprint)?;
+    let (marks, _) = Marks::read(&marks?, fingerprint)?;
     if marks <= known {
         return None;
     }
     let (value, _) = store.get(&table_key(fingerprint));
-    Published::read(&value?, fingerprint)
+    Published::read(&value?, fingerprint).filter(|published| published.marks > known)
 }
 
-/// Publishes a table, unless a later leader already has. Returns whether it was written.
-pub fn publish(store: &impl Store, fingerprint: u64, epoch: u64, table: &ReplicaTable) -> bool {
-    let (current, mark) = store.get(&table_key(fingerprint));
-    let marks = current.and_then(|value| Published::marks(&value, fingerprint));
-    let (known_epoch, version) = marks.unwrap_or((0, 0));
-    if known_epoch > epoch {
-        return false;
+/// Creates what [`publish`] swaps. For a leader that does not act yet: a key that is created
+/// late may wipe out what another has written meanwhile.
+pub fn prepare(store: &impl Store, fingerprint: u64) {
+    get_or_create(store, &table_key(fingerprint));
+    get_or_create(store, &table_marks_key(fingerprint));
+}
+
+/// Publishes a table, unless a later leader already has. `own` has the leader's epoch and its
+/// last version. The marks it was written with.
+///
+/// # Errors
+/// When it was not written.
+pub fn publish(
+    store: &impl Store,
+    fingerprint: u64,
+    own: Marks,
+    table: &ReplicaTable,
+) -> Result<Marks, Refusal> {
+    let key = table_key(fingerprint);
+    let (current, mark) = store.get(&key);
+    let known = current.and_then(|value| Some(Marks::read(&value, fingerprint)?.0));
+    let marks = Marks::next(known, own)?;
+    let published = Published { marks, table: table.clone() };
+    swap(store, &key, &published.write(fingerprint), mark)?;
+    publish_marks(store, fingerprint, marks)
+}
+
+/// Makes the published table this leader's, as it is: from then on no earlier leader can write,
+/// so nothing is lost between what is read here and what is published next. `None` when there is
+/// no table yet.
+///
+/// # Errors
+/// When a later leader has published, or another writes now.
+pub fn adopt(
+    store: &impl Store,
+    fingerprint: u64,
+    own: Marks,
+) -> Result<Option<Published>, Refusal> {
+    let key = table_key(fingerprint);
+    let (current, mark) = store.get(&key);
+    let Some(found) = current.and_then(|value| Published::read(&value, fingerprint)) else {
+        return Ok(None);
+    };
+    let marks = Marks::next(Some(found.marks), own)?;
+    let adopted = Published { marks, ..found };
+    swap(store, &key, &adopted.write(fingerprint), mark)?;
+    publish_marks(store, fingerprint, marks)?;
+    Ok(Some(adopted))
+}
+
+/// The small value that tells readers when to read the large one. It never goes back, or a
+/// reader could miss the last table for as long as no other comes.
+fn publish_marks(store: &impl Store, fingerprint: u64, marks: Marks) -> Result<Marks, Refusal> {
+    let key = table_marks_key(fingerprint);
+    let (current, mark) = store.get(&key);
+    let known = current.and_then(|value| Some(Marks::read(&value, fingerprint)?.0));
+    if let Some(known) = known.filter(|known| *known > marks) {
+        return Err(Refusal::Superseded(known.epoch));
     }
-    let published = Published { epoch, version: version.saturating_add(1), table: table.clone() };
-    if !store.set(&table_key(fingerprint), &published.write(fingerprint), mark) {
-        return false;
+    swap(store, &key, marks.begin(fingerprint).as_slice(), mark)?;
+    Ok(marks)
+}
+
+/// A swap of a key that exists. One that does not is created instead, for the next try.
+fn swap(store: &impl Store, key: &str, value: &[u8], mark: Option<u32>) -> Result<(), Refusal> {
+    if mark.is_none() {
+        store.set(key, &[], None);
+        return Err(Refusal::Raced);
     }
-    let empty = Published { table: ReplicaTable::default(), ..published };
-    store.set(&table_marks_key(fingerprint), &empty.write(fingerprint), None)
+    store.set(key, value, mark).then_some(()).ok_or(Refusal::Raced)
 }
 
 fn write_replica(writer: &mut Writer, replica: &Replica) {
@@ -166,14 +260,14 @@ mod tests {
         };
         table.set_report(1, &report, 3, Moment(7));
         table.set_models(1, vec!["m".to_owned()]);
-        Published { epoch: 2, version: 9, table }
+        Published { marks: Marks { epoch: 2, leader: 5, version: 9 }, table }
     }
 
     #[test]
     fn a_table_round_trips() {
         let value = published().write(3);
         assert_eq!(Published::read(&value, 3), Some(published()));
-        assert_eq!(Published::marks(&value, 3), Some((2, 9)));
+        assert_eq!(Marks::read(&value, 3).map(|(marks, _)| marks), Some(published().marks));
         assert_eq!(Published::read(&value, 4), None);
     }
 

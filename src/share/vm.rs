@@ -26,6 +26,19 @@ pub struct LogHead {
     pub length: u32,
 }
 
+/// What a VM says of itself.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
+pub struct VmTraits {
+    /// Which VM the owner runs in: while a configuration is replaced, one VM has two slots.
+    pub instance: u64,
+    /// Whether the owner has the tokenizers of all models loaded.
+    pub ready: bool,
+    /// Whether it has served a request.
+    pub has_traffic: bool,
+    /// Whether it does not know what the others know: it is new, or was overtaken in a log.
+    pub wants_snapshot: bool,
+}
+
 /// A slot's value.
 #[derive(Debug, Clone, PartialEq)]
 pub struct VmState {
@@ -33,8 +46,8 @@ pub struct VmState {
     pub owner: u64,
     /// When the owner last wrote.
     pub heartbeat: Moment,
-    /// Whether the owner has the tokenizers of all models loaded.
-    pub ready: bool,
+    /// What it says of itself.
+    pub traits: VmTraits,
     /// How far its log goes.
     pub head: LogHead,
     /// What it has in flight.
@@ -53,7 +66,11 @@ impl VmState {
     pub fn write(&self, fingerprint: u64) -> Vec<u8> {
         let header = Header { fingerprint, writer: self.owner, version: self.heartbeat.0 };
         let mut writer = header.begin(Kind::Vm);
-        writer.u8(u8::from(self.ready));
+        let VmTraits { instance, ready, has_traffic, wants_snapshot } = self.traits;
+        writer.u64(instance);
+        for flag in [ready, has_traffic, wants_snapshot] {
+            writer.u8(flag.into());
+        }
         writer.u64(self.head.segment);
         writer.u32(self.head.length);
         let charges: Vec<(ReplicaId, Charge)> = self.charges.iter().collect();
@@ -73,7 +90,12 @@ impl VmState {
     /// Reads a slot, and the configuration it belongs to.
     pub fn read(value: &[u8]) -> Option<(u64, Self)> {
         let (header, mut reader) = Header::read(value, Kind::Vm)?;
-        let ready = reader.u8()? == 1;
+        let traits = VmTraits {
+            instance: reader.u64()?,
+            ready: reader.u8()? == 1,
+            has_traffic: reader.u8()? == 1,
+            wants_snapshot: reader.u8()? == 1,
+        };
         let head = LogHead { segment: reader.u64()?, length: reader.u32()? };
         let mut charges = Charges::default();
         let entries = reader.list(|reader| {
@@ -94,7 +116,7 @@ impl VmState {
             strikes.insert(replica, strike);
         }
         let heartbeat = Moment(header.version);
-        let state = Self { owner: header.writer, heartbeat, ready, head, charges, strikes };
+        let state = Self { owner: header.writer, heartbeat, traits, head, charges, strikes };
         Some((header.fingerprint, state))
     }
 }
@@ -165,7 +187,7 @@ mod tests {
         VmState {
             owner: 77,
             heartbeat: at(10),
-            ready: true,
+            traits: VmTraits { instance: 3, ready: true, has_traffic: false, wants_snapshot: true },
             head: LogHead { segment: 3, length: 120 },
             charges,
             strikes,

@@ -84,6 +84,11 @@ pub fn response_header(name: &str) -> Option<Vec<u8>> {
     hostcalls::get_map_value_bytes(MapType::HttpResponseHeaders, name).ok().flatten()
 }
 
+/// Removes every value of a header of the response.
+pub fn remove_response_header(name: &str) {
+    let _removed = hostcalls::remove_map_value(MapType::HttpResponseHeaders, name);
+}
+
 /// Sets a header of the response.
 pub fn set_response_header(name: &str, value: &str) {
     let _set = hostcalls::set_map_value(MapType::HttpResponseHeaders, name, Some(value));

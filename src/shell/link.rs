@@ -10,6 +10,7 @@ use crate::route::{Decision, View};
 use crate::share::lease;
 use crate::share::link::LinkConfig;
 use crate::share::store::Store;
+use std::cell::Cell;
 use std::time::Duration;
 
 /// Envoy's shared data.
@@ -32,9 +33,14 @@ pub type Link = crate::share::link::Link<SharedData>;
 /// A lease in Envoy's shared data.
 pub type SharedLease = lease::SharedLease<SharedData>;
 
+thread_local! {
+    /// Statics are a VM's own, so this tells VMs apart whatever they are configured with.
+    static INSTANCE: Cell<u64> = Cell::new(host::unique_number());
+}
+
 /// A link for a configuration.
 pub fn link(config: &Config) -> Link {
-    Link::new(SharedData, self::config(config), host::unique_number())
+    Link::new(SharedData, self::config(config), host::unique_number(), INSTANCE.get())
 }
 
 /// What a configuration says to the link.
@@ -46,9 +52,9 @@ pub fn config(config: &Config) -> LinkConfig {
     }
 }
 
-/// A lease of a configuration.
-pub fn lease(name: &str, config: &Config, vm: u64, term: Duration) -> SharedLease {
-    SharedLease::new(SharedData, name, config.fingerprint(), vm, term)
+/// A lease for all with this fingerprint.
+pub fn lease(name: &str, fingerprint: u64, vm: u64, term: Duration) -> SharedLease {
+    SharedLease::new(SharedData, name, fingerprint, vm, term)
 }
 
 impl Link {
@@ -66,5 +72,17 @@ impl Link {
         meters::add(&metrics::LOG_LAPPED, &[], counts.lapped);
         meters::add(&metrics::LOG_ORPHANED, &[], counts.orphaned);
         meters::add(&metrics::HOST_ERRORS, &[], counts.refused);
+        let snapshots = counts.snapshots;
+        for (result, count) in [
+            ("written", snapshots.written),
+            ("cut", snapshots.cut),
+            ("abandoned", snapshots.abandoned),
+            ("taken", snapshots.taken),
+            ("torn", snapshots.torn),
+        ] {
+            if count > 0 {
+                meters::add(&metrics::SNAPSHOTS, &[result], count);
+            }
+        }
     }
 }

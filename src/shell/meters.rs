@@ -4,12 +4,28 @@
 
 use super::host;
 use crate::metrics::{self, Kind, Metric, Series};
+use crate::route::Reason;
 use proxy_wasm::types::MetricType;
 use std::cell::RefCell;
 
 thread_local! {
     /// Envoy makes a new id at every definition, so all roots of a VM share theirs.
     static SERIES: RefCell<Series> = RefCell::default();
+}
+
+/// Defines the counters that have no label, and the one of reasons, before anything counts.
+///
+/// A rate over them then has a beginning. And Envoy drops a series with the last VM that defined it: when another build
+/// of the filter takes over, the counts go on only if its VMs define them while the old ones still live.
+pub fn show_counters() {
+    for metric in metrics::ALL {
+        if metric.kind == Kind::Counter && metric.labels.is_empty() {
+            add(metric, &[], 0);
+        }
+    }
+    for reason in Reason::ALL {
+        add(&metrics::REQUESTS, &[reason.as_str()], 0);
+    }
 }
 
 /// Adds to a counter.
@@ -33,6 +49,14 @@ pub fn time<T>(callback: &str, act: impl FnOnce() -> T) -> T {
     let took = host::now().since(began).as_micros();
     record(&metrics::CALLBACK, &[callback], u64::try_from(took).unwrap_or(u64::MAX));
     result
+}
+
+/// Sets a gauge to 0, if this VM ever set it.
+pub fn clear(metric: &Metric, labels: &[&str]) {
+    let known = SERIES.with(|series| series.try_borrow().ok()?.known(metric, labels));
+    if let Some(id) = known {
+        host::record_metric(id, 0);
+    }
 }
 
 fn id(metric: &Metric, labels: &[&str]) -> Option<u32> {

@@ -4,6 +4,8 @@
 //! through [`host`], which never panics; what fails is counted and skipped, and the request goes
 //! on. Decisions, formats and protocols are the core's; nothing here weighs or encodes anything.
 
+mod fleet;
+mod gauges;
 mod host;
 mod http;
 mod link;
@@ -13,9 +15,15 @@ mod poller;
 mod reading;
 mod root;
 mod routed;
+mod seat;
+#[cfg(feature = "trap")]
+mod trap;
 mod wasi;
 
+#[cfg(not(feature = "trap"))]
 use root::Root;
+#[cfg(feature = "trap")]
+use trap::Root;
 
 /// The request header that the `override_host` load-balancing policy reads. It names an upstream
 /// address, so a client's own copy is removed from every request.

@@ -33,6 +33,9 @@ const RETRY_AFTER: Duration = Duration::from_secs(5);
 /// last step begins before the limit and ends behind it.
 const TICK_BUDGET: Duration = Duration::from_millis(25);
 
+/// What is loaded costs the same whoever asks for it, so all wait for one turn.
+const ALL_CONFIGURATIONS: u64 = 0;
+
 thread_local! {
     /// All roots of a VM share what is loaded.
     static LOADED: RefCell<Loaded<Model>> = RefCell::default();
@@ -60,7 +63,7 @@ pub struct Models {
 }
 
 impl Models {
-    pub fn new(config: &Config, vm: u64) -> Self {
+    pub fn new(config: &Config) -> Self {
         let entry = |config: &ModelConfig| Entry {
             config: config.clone(),
             state: State::Waiting(Moment::default()),
@@ -68,7 +71,7 @@ impl Models {
         };
         Self {
             entries: config.models.iter().map(entry).collect(),
-            turn: link::lease("loading", config, vm, TURN_TERM),
+            turn: link::lease("loading", ALL_CONFIGURATIONS, host::unique_number(), TURN_TERM),
             has_turn: false,
         }
     }
@@ -97,7 +100,7 @@ impl Models {
             self.give_up_turn(now);
             return;
         };
-        if self.turn.hold(now, Duration::ZERO).is_none() {
+        if self.turn.hold(now, Duration::ZERO, 0).is_none() {
             self.has_turn = false;
             return;
         }
@@ -110,15 +113,6 @@ impl Models {
         if self.has_turn {
             self.turn.give_up(now);
             self.has_turn = false;
-        }
-    }
-
-    /// Takes it that no fetch under way will be answered: each is begun again.
-    pub fn forget_calls(&mut self) {
-        for entry in &mut self.entries {
-            if matches!(entry.state, State::Fetching(_)) {
-                entry.state = State::Waiting(Moment::default());
-            }
         }
     }
 

@@ -7,13 +7,16 @@
 //! It does not choose replicas, and a replica that fails to answer is not taken for dead: only
 //! Envoy's membership and health verdicts count.
 
+use super::gauges::{Findings, Gauges, Topology};
 use super::link::{self, Link, SharedLease};
+use super::seat::Seat;
 use super::{ROUTING_HEADER, host, meters};
 use crate::config::{Config, Membership, PollConfig};
-use crate::metrics::{self, Kind};
+use crate::metrics;
 use crate::replicas::schedule::{Pace, Question, Schedule};
 use crate::replicas::stats::{self, Report};
-use crate::replicas::{Health, Member, Moment, ReplicaId, ReplicaTable, clusters, models};
+use crate::replicas::{Member, Moment, ReplicaId, ReplicaTable, clusters, models};
+use crate::share::table::Refusal;
 use hashbrown::{HashMap, HashSet};
 use std::rc::Rc;
 use std::time::Duration;
@@ -41,6 +44,10 @@ const INCOMPLETE: &str = "a replica's metrics lack some of the numbers that rout
 const DATA_PARALLEL: &str = "several engines behind one address: their caches are not told apart";
 const DISAGGREGATED: &str = "replicas compute prompts for others: who holds what is not known";
 const WEIGHTED: &str = "replicas have unequal weights, which are not heeded";
+
+/// A table is published this often even if nothing changed: a VM that was creating the key when
+/// it was first written may have emptied it. Longer, and a new VM waits that long to route.
+const PUBLISH_INTERVAL: Duration = Duration::from_secs(1);
 
 #[derive(Debug, Clone, PartialEq, Eq)]
 enum Call {
@@ -77,13 +84,6 @@ impl Call {
     }
 }
 
-/// What a replica's report told of its arrangement.
-#[derive(Debug, Clone, Copy, Default)]
-struct Topology {
-    data_parallel: bool,
-    disaggregated: bool,
-}
-
 /// See the module.
 pub struct Poller {
     config: Rc<Config>,
@@ -94,23 +94,22 @@ pub struct Poller {
     leading: Option<u64>,
     table: ReplicaTable,
     dirty: bool,
+    publish_due: Moment,
+    /// Lease epochs up to this one are another VM's.
+    taken: u64,
     calls: HashMap<u32, Call>,
     admin_due: Moment,
     schedule: Schedule,
-    topology: HashMap<ReplicaId, Topology>,
-    /// Members of clusters with unequal weights, by cluster.
-    weighted: HashMap<String, usize>,
-    /// Members that found no place, by cluster.
-    unplaced: HashMap<String, usize>,
-    /// Replicas whose gauges were set by this leader.
-    reported: HashSet<String>,
+    findings: Findings,
+    gauges: Gauges,
     /// What has been complained of, by cluster: once is enough for the log, the rest is counted.
     complained_of: HashSet<(String, &'static str)>,
 }
 
 impl Poller {
-    pub fn new(config: Rc<Config>, vm: u64) -> Self {
-        let lease = link::lease("lease", &config, vm, LEASE_TERM);
+    pub fn new(config: Rc<Config>, seat: Rc<Seat>, vm: u64) -> Self {
+        let lease = link::lease("lease", config.fingerprint(), vm, LEASE_TERM);
+        let gauges = Gauges::new(Rc::clone(&config), seat);
         Self {
             config,
             lease,
@@ -118,19 +117,20 @@ impl Poller {
             leading: None,
             table: ReplicaTable::default(),
             dirty: false,
+            publish_due: Moment::default(),
+            taken: 0,
             calls: HashMap::new(),
             admin_due: Moment::default(),
             schedule: Schedule::default(),
-            topology: HashMap::new(),
-            weighted: HashMap::new(),
-            unplaced: HashMap::new(),
-            reported: HashSet::new(),
+            findings: Findings::default(),
+            gauges,
             complained_of: HashSet::new(),
         }
     }
 
     /// Goes on by another configuration of the same fingerprint.
-    pub fn reconfigure(&mut self, config: Rc<Config>) {
+    pub fn reconfigure(&mut self, config: Rc<Config>, seat: Rc<Seat>) {
+        self.gauges.reconfigure(Rc::clone(&config), seat);
         self.config = config;
     }
 
@@ -147,24 +147,69 @@ impl Poller {
     /// Holds the lease if it may, and if so asks who is due and publishes what changed.
     pub fn tick(&mut self, link: &mut Link, now: Moment, has_traffic: bool) {
         let grace = if has_traffic { LEASE_GRACE } else { Duration::ZERO };
-        let held = self.lease.hold(now, grace);
+        let held = self.lease.hold(now, grace, self.taken);
+        if held.is_some() && held != self.held {
+            link.prepare_table();
+        }
         let confirmed = held.filter(|_| held == self.held);
         self.held = held;
-        if confirmed.is_some() && self.leading.is_none() {
-            // Goes on from what the last leader knew.
-            self.table = link.table().clone();
+        let led = self.leading.take();
+        let Some(epoch) = confirmed else { return };
+        if let Err(refusal) = self.lead(link, epoch, led, now) {
+            if let Refusal::Superseded(epoch) = refusal {
+                self.taken = epoch;
+            }
+            return;
+        }
+        self.leading = confirmed;
+        self.gauges.report(link, &self.table, &mut self.findings, now);
+    }
+
+    fn give_up(&mut self, now: Moment) {
+        if self.held.take().is_some() {
+            self.lease.give_up(now);
+        }
+        self.leading = None;
+    }
+
+    /// The root ends, and has left its seat.
+    pub fn end(&mut self, now: Moment) {
+        self.give_up(now);
+        self.gauges.end();
+    }
+
+    /// A leader's tick. An error ends its term: it may begin another.
+    fn lead(
+        &mut self,
+        link: &mut Link,
+        epoch: u64,
+        led: Option<u64>,
+        now: Moment,
+    ) -> Result<(), Refusal> {
+        if led != Some(epoch) {
+            self.table = link.adopt_table(epoch)?;
+            self.gauges.take_over(&self.table);
             self.dirty = true;
             self.calls.clear();
             self.set_static_members();
-            show_counters();
         }
-        self.leading = confirmed;
-        let Some(epoch) = self.leading else { return };
         self.ask(link, now);
-        if self.dirty {
-            self.dirty = !link.publish_table(epoch, &self.table);
+        if self.dirty || now >= self.publish_due {
+            self.publish(link, epoch, now)?;
         }
-        self.report(link, now);
+        Ok(())
+    }
+
+    fn publish(&mut self, link: &mut Link, epoch: u64, now: Moment) -> Result<(), Refusal> {
+        match link.publish_table(epoch, &self.table) {
+            Ok(()) => {
+                self.dirty = false;
+                self.publish_due = now.plus(PUBLISH_INTERVAL);
+            }
+            Err(Refusal::Raced) => self.dirty = true,
+            Err(superseded) => return Err(superseded),
+        }
+        Ok(())
     }
 
     fn set_static_members(&mut self) {
@@ -173,7 +218,7 @@ impl Poller {
             let members: Vec<Member> =
                 addresses.iter().map(|address| Member::healthy(address.clone())).collect();
             let unplaced = self.table.set_members(&cluster.name, &members);
-            self.unplaced.insert(cluster.name.clone(), unplaced);
+            self.findings.unplaced.insert(cluster.name.clone(), unplaced);
         }
     }
 
@@ -319,8 +364,10 @@ impl Poller {
             if weighted {
                 self.complain(&cluster, WEIGHTED);
             }
-            self.weighted.insert(cluster.clone(), if weighted { members.len() } else { 0 });
-            self.unplaced.insert(cluster, unplaced);
+            self.findings
+                .weighted
+                .insert(cluster.clone(), if weighted { members.len() } else { 0 });
+            self.findings.unplaced.insert(cluster, unplaced);
         }
         Some("ok")
     }
@@ -343,6 +390,12 @@ impl Poller {
         let Some(replica) = self.table.by_id(id) else { return Some(result) };
         let cluster = replica.cluster.clone();
         if self.table.set_report(id.slot, &report, own, now) {
+            // What was there may be another model's now: that does not wait for a tick.
+            if let Some(epoch) = self.leading
+                && self.publish(link, epoch, now).is_err()
+            {
+                self.leading = None;
+            }
             meters::add(&metrics::RESTARTS, &[], 1);
         }
         self.take_topology(id, &cluster, &report);
@@ -362,7 +415,7 @@ impl Poller {
                 self.complain(cluster, problem);
             }
         }
-        self.topology.insert(id, topology);
+        self.findings.topology.insert(id, topology);
     }
 
     fn take_models(&mut self, id: ReplicaId, body: &[u8]) -> Option<&'static str> {
@@ -371,109 +424,5 @@ impl Poller {
             self.table.set_models(id.slot, models);
         }
         Some("ok")
-    }
-
-    /// Sets the gauges that speak of the whole Envoy.
-    fn report(&mut self, link: &Link, now: Moment) {
-        self.clear_gone();
-        let unplaced: usize = self.unplaced.values().sum();
-        meters::record(&metrics::UNPLACED_REPLICAS, &[], unplaced as u64);
-        let (alive, ready) = link.count_vms();
-        meters::record(&metrics::VMS, &["all"], alive);
-        meters::record(&metrics::VMS, &["ready"], ready);
-        for cluster in &self.config.clusters {
-            for (health, label) in [
-                (Health::Healthy, "healthy"),
-                (Health::Unhealthy, "unhealthy"),
-                (Health::Draining, "draining"),
-            ] {
-                let replicas = self.table.in_cluster(&cluster.name);
-                let count = replicas.filter(|replica| replica.health == health).count();
-                meters::record(&metrics::REPLICAS, &[&cluster.name, label], count as u64);
-            }
-        }
-        self.report_topology();
-        let (charges, strikes) = (link.all_charges(now), link.all_strikes());
-        for replica in self.table.iter() {
-            let address = [replica.address.as_str()];
-            let charge = charges.of(replica.id);
-            meters::record(&metrics::REPLICA_IN_FLIGHT, &address, charge.requests.into());
-            meters::record(&metrics::REPLICA_UNFINISHED, &address, charge.unfinished_tokens);
-            let suspended = strikes.of(replica.id).is_suspended();
-            meters::record(&metrics::REPLICA_SUSPENDED, &address, suspended.into());
-            let held = link.index().held_blocks(replica.id) as u64;
-            meters::record(&metrics::REPLICA_SHADOW, &address, held);
-            let capacity = link.capacity(replica.id) as u64;
-            meters::record(&metrics::REPLICA_CAPACITY, &address, capacity);
-            if let Some(load) = replica.load {
-                meters::record(&metrics::REPLICA_RUNNING, &address, load.running.into());
-                meters::record(&metrics::REPLICA_WAITING, &address, load.waiting.into());
-                let age = now.since(load.at).as_millis();
-                let age = u64::try_from(age).unwrap_or(u64::MAX);
-                meters::record(&metrics::REPLICA_REPORT_AGE, &address, age);
-                if let Some(usage) = load.kv_usage {
-                    meters::record(&metrics::REPLICA_KV_USAGE, &address, (usage * 100.0) as u64);
-                }
-            }
-        }
-    }
-
-    fn report_topology(&mut self) {
-        let table = &self.table;
-        self.topology.retain(|id, _| table.by_id(*id).is_some());
-        for cluster in &self.config.clusters {
-            let is_here = |id: &ReplicaId| {
-                table.by_id(*id).is_some_and(|replica| replica.cluster == cluster.name)
-            };
-            let count = |is_so: fn(&Topology) -> bool| {
-                let so =
-                    self.topology.iter().filter(|(id, topology)| is_here(id) && is_so(topology));
-                so.count() as u64
-            };
-            let weighted = self.weighted.get(&cluster.name).copied().unwrap_or(0) as u64;
-            for (kind, count) in [
-                ("data_parallel", count(|topology| topology.data_parallel)),
-                ("disaggregated", count(|topology| topology.disaggregated)),
-                ("weighted", weighted),
-            ] {
-                meters::record(&metrics::UNSUPPORTED_TOPOLOGY, &[&cluster.name, kind], count);
-            }
-        }
-    }
-
-    /// Envoy keeps a gauge's last value for good: without this a replica that left in the middle
-    /// of its work would be shown at work for ever.
-    fn clear_gone(&mut self) {
-        let now: HashSet<String> =
-            self.table.iter().map(|replica| replica.address.clone()).collect();
-        if now == self.reported {
-            return;
-        }
-        for address in self.reported.difference(&now) {
-            for gauge in [
-                &metrics::REPLICA_IN_FLIGHT,
-                &metrics::REPLICA_UNFINISHED,
-                &metrics::REPLICA_SUSPENDED,
-                &metrics::REPLICA_SHADOW,
-                &metrics::REPLICA_CAPACITY,
-                &metrics::REPLICA_RUNNING,
-                &metrics::REPLICA_WAITING,
-                &metrics::REPLICA_REPORT_AGE,
-                &metrics::REPLICA_KV_USAGE,
-            ] {
-                meters::record(gauge, &[address], 0);
-            }
-        }
-        self.reported = now;
-    }
-}
-
-/// Makes the counters without labels visible before the first time they count, so that a rate over
-/// them has a beginning.
-fn show_counters() {
-    for metric in metrics::ALL {
-        if metric.kind == Kind::Counter && metric.labels.is_empty() {
-            meters::add(metric, &[], 0);
-        }
     }
 }

@@ -37,6 +37,9 @@ pub struct Turn {
     body_bytes: usize,
     /// When its body was complete.
     began: Moment,
+    /// When its turn came: the wait and the reading have the same bound, each its own. With one for both, a queue that
+    /// is too long would give each request its turn just before it is over, and finish none.
+    turn_began: Moment,
     stage: Stage,
     outcome: Option<Result<Routed, Reason>>,
 }
@@ -105,7 +108,8 @@ pub fn until(began: Moment) -> impl FnMut() -> bool {
 impl Turn {
     pub fn new(context_id: u32, api: Api, cluster: String, body_bytes: usize) -> Self {
         let (began, stage) = (host::now(), Stage::Waiting);
-        Self { context_id, api, cluster, body_bytes, began, stage, outcome: None }
+        let turn_began = began;
+        Self { context_id, api, cluster, body_bytes, began, turn_began, stage, outcome: None }
     }
 
     /// The outcome, once.
@@ -114,16 +118,19 @@ impl Turn {
     }
 
     /// Decides without a prompt.
-    pub fn give_up(&mut self, shared: &mut Shared, reason: Reason) {
+    pub fn give_up(&mut self, shared: &mut Shared<'_>, reason: Reason) {
         self.stage = Stage::Read(Err(reason));
         self.decide(shared);
     }
 
     /// Reads on for one piece, in a callback of this request or with its context in effect. True when it is decided.
-    fn go_on(&mut self, shared: &mut Shared, more: &mut dyn FnMut() -> bool) -> bool {
+    fn go_on(&mut self, shared: &mut Shared<'_>, more: &mut dyn FnMut() -> bool) -> bool {
+        let now = host::now();
         let is_read = matches!(self.stage, Stage::Read(_));
-        if !is_read && host::now().since(self.began) >= shared.config.max_prompt {
+        if !is_read && now.since(self.turn_began) >= shared.config.max_prompt {
             self.stage = Stage::Read(Err(Reason::PromptTimeout));
+        } else if matches!(self.stage, Stage::Waiting) {
+            self.turn_began = now;
         }
         loop {
             self.stage = match std::mem::replace(&mut self.stage, Stage::Waiting) {
@@ -150,7 +157,7 @@ impl Turn {
         }
     }
 
-    fn parse(&self, shared: &Shared) -> Result<Stage, Reason> {
+    fn parse(&self, shared: &Shared<'_>) -> Result<Stage, Reason> {
         let body = host::request_body(self.body_bytes).ok_or(Reason::HostError)?;
         let mut prompt = request::parse(self.api, &body).map_err(|error| Reason::from(&error))?;
         let named = shared.config.model_named(prompt.model.as_deref());
@@ -161,7 +168,7 @@ impl Turn {
         Ok(Stage::Prompt { prompt, model, index, reading })
     }
 
-    fn decide(&mut self, shared: &mut Shared) {
+    fn decide(&mut self, shared: &mut Shared<'_>) {
         let Stage::Read(known) = std::mem::replace(&mut self.stage, Stage::Waiting) else { return };
         let Self { body_bytes, began, .. } = *self;
         let held = Held { cluster: &self.cluster, known, body_bytes, began };
@@ -177,7 +184,7 @@ impl Turn {
     }
 }
 
-impl Shared {
+impl Shared<'_> {
     /// Reads a request whose body has just come to its end. False when it must be held for longer.
     pub fn read(&mut self, turn: &Rc<RefCell<Turn>>) -> bool {
         let Ok(mut current) = turn.try_borrow_mut() else { return true };
@@ -189,6 +196,7 @@ impl Shared {
             if !is_first {
                 // Only the first of the queue may hold anything: this one begins again when it is.
                 current.stage = Stage::Waiting;
+                current.turn_began = current.began;
             }
         }
         self.queue.push(turn);

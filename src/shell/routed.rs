@@ -6,6 +6,7 @@
 use super::reading::{Known, until};
 use super::root::Shared;
 use super::{ROUTING_HEADER, host, meters};
+use crate::config::Config;
 use crate::feedback::{self, Feedback, Usage};
 use crate::metrics;
 use crate::model::Model;
@@ -58,11 +59,11 @@ struct PromptFacts {
 impl Routed {
     /// Decides, sets the header, charges the choice and records its blocks. An error leaves the
     /// choice to Envoy.
-    pub fn new(shared: &mut Shared, held: Held<'_>) -> Result<Self, Reason> {
-        shared.has_traffic = true;
-        shared.streams = shared.streams.wrapping_add(1);
+    pub fn new(shared: &mut Shared<'_>, held: Held<'_>) -> Result<Self, Reason> {
+        shared.fleet.has_traffic = true;
+        shared.fleet.streams = shared.fleet.streams.wrapping_add(1);
         let now = host::now();
-        shared.link.refresh(now);
+        shared.fleet.link.refresh(now);
         let decision = decide(shared, &held, now);
         let Some(chosen) = decision.chosen() else { return Err(decision.reason) };
         if !host::set_request_header(ROUTING_HEADER, &decision.header()) {
@@ -70,9 +71,9 @@ impl Routed {
         }
         let (replica, address) = (chosen.id, chosen.address.clone());
         let recorded = record_new(shared, &decision);
-        shared.link.charge(replica, decision.uncached_tokens(), now);
-        let probe = shared.link.probe_began(replica).then_some(replica);
-        shared.link.publish(now);
+        shared.fleet.link.charge(replica, decision.uncached_tokens(), now);
+        let probe = shared.fleet.link.probe_began(replica).then_some(replica);
+        shared.fleet.link.publish(now);
         let prompt = held.known.ok().map(|known| PromptFacts::counted(shared, known, &decision));
         Ok(Self {
             replica,
@@ -92,7 +93,7 @@ impl Routed {
     }
 
     /// Takes in what the response's head tells: who answered, and who did not.
-    pub fn responded(&mut self, shared: &mut Shared, status: u16) {
+    pub fn responded(&mut self, shared: &mut Shared<'_>, status: u16) {
         let address = host::property(&["upstream", "address"]).unwrap_or_default();
         let details = host::property(&["response", "code_details"]).unwrap_or_default();
         let attempts = host::number_property(&["upstream", "request_attempt_count"]);
@@ -108,59 +109,64 @@ impl Routed {
     }
 
     /// Holds failures against those who failed, and takes back what a success disproves.
-    fn judge(&self, shared: &mut Shared, found: &Attempts<'_>) {
+    fn judge(&self, shared: &mut Shared<'_>, found: &Attempts<'_>) {
         let Some(cluster) = self.cluster(shared) else { return };
-        let of = |shared: &Shared, address: &str| {
-            shared.link.table().by_address(&cluster, address).map(|replica| replica.id)
+        let of = |shared: &Shared<'_>, address: &str| {
+            shared.fleet.link.table().by_address(&cluster, address).map(|replica| replica.id)
         };
         let now = host::now();
         if !found.failed.is_empty() {
             // Others may have told the same just now.
-            shared.link.refresh(now);
+            shared.fleet.link.refresh(now);
         }
         for failure in &found.failed {
             let Some(replica) = of(shared, failure.address) else { continue };
             meters::add(&metrics::STRIKES, &[failure.kind.as_str()], 1);
             let (config, proof) = (&shared.config.passive_health, failure.kind.proof());
-            if shared.link.failed(config, replica, proof, self.began, now) {
+            if shared.fleet.link.failed(config, replica, proof, self.began, now) {
                 meters::add(&metrics::SUSPENSIONS, &[], 1);
             }
         }
         let answered = found.answered.filter(|_| found.is_success);
         let answered = answered.and_then(|address| of(shared, address));
         let restored =
-            answered.is_some_and(|replica| shared.link.succeeded(replica, self.began, now));
+            answered.is_some_and(|replica| shared.fleet.link.succeeded(replica, self.began, now));
         if restored || !found.failed.is_empty() {
-            shared.link.publish(now);
+            shared.fleet.link.publish(now);
         }
     }
 
-    fn cluster(&self, shared: &Shared) -> Option<String> {
-        shared.link.table().by_id(self.replica).map(|replica| replica.cluster.clone())
+    fn cluster(&self, shared: &Shared<'_>) -> Option<String> {
+        shared.fleet.link.table().by_id(self.replica).map(|replica| replica.cluster.clone())
     }
 
     /// Notes who really served it: charge and blocks move there from the replica that was chosen.
-    fn served_by(&mut self, shared: &mut Shared, address: &str) {
+    fn served_by(&mut self, shared: &mut Shared<'_>, address: &str) {
         if address == self.address {
             return;
         }
-        let table = shared.link.table();
+        let table = shared.fleet.link.table();
         let cluster = table.by_id(self.replica).map(|replica| replica.cluster.as_str());
         let served = cluster.and_then(|cluster| table.by_address(cluster, address));
         let Some(served) = served.map(|replica| replica.id) else { return };
         let (now, uncached) = (host::now(), self.decision.uncached_tokens());
-        shared.link.answer_began(self.replica, uncached);
-        shared.link.release(self.replica);
+        shared.fleet.link.answer_began(self.replica, uncached);
+        shared.fleet.link.release(self.replica);
         self.end_probe(shared);
         self.take_back(shared);
-        shared.link.charge(served, uncached, now);
+        shared.fleet.link.charge(served, uncached, now);
         if let Some(chain) = &self.decision.chain {
-            let overlap = shared.link.index().overlap_blocks(served, chain.hashes());
+            let overlap = shared.fleet.link.index().overlap_blocks(served, chain.hashes());
             self.recorded = chain.hashes().iter().skip(overlap).copied().collect();
             let blocks = chain.hashes().to_vec();
-            shared.link.record(&Record { fate: Fate::Held, replica: served, parent: None, blocks });
+            shared.fleet.link.record(&Record {
+                fate: Fate::Held,
+                replica: served,
+                parent: None,
+                blocks,
+            });
         }
-        shared.link.publish(now);
+        shared.fleet.link.publish(now);
         self.replica = served;
         address.clone_into(&mut self.address);
         self.served_elsewhere = true;
@@ -168,7 +174,7 @@ impl Routed {
     }
 
     /// Releases the prompt's uncached tokens, once.
-    pub fn answer_began(&mut self, shared: &mut Shared, streamed: bool) {
+    pub fn answer_began(&mut self, shared: &mut Shared<'_>, streamed: bool) {
         if !std::mem::take(&mut self.tokens_charged) {
             return;
         }
@@ -177,20 +183,25 @@ impl Routed {
             let took = now.since(self.began).as_millis();
             meters::record(&metrics::TTFT, &[], u64::try_from(took).unwrap_or(u64::MAX));
         }
-        shared.link.answer_began(self.replica, self.decision.uncached_tokens());
-        shared.link.publish(now);
+        shared.fleet.link.answer_began(self.replica, self.decision.uncached_tokens());
+        shared.fleet.link.publish(now);
     }
 
     /// Releases the request and takes in what its response proved.
-    pub fn end(mut self, shared: &mut Shared, status: Option<u16>, feedback: Option<&Feedback>) {
+    pub fn end(
+        mut self,
+        shared: &mut Shared<'_>,
+        status: Option<u16>,
+        feedback: Option<&Feedback>,
+    ) {
         let class = failure_class(status);
         if let Some(class) = class {
             meters::add(&metrics::FAILED_RESPONSES, &[class], 1);
         }
         if self.tokens_charged {
-            shared.link.answer_began(self.replica, self.decision.uncached_tokens());
+            shared.fleet.link.answer_began(self.replica, self.decision.uncached_tokens());
         }
-        shared.link.release(self.replica);
+        shared.fleet.link.release(self.replica);
         self.end_probe(shared);
         // An engine that answers with an error has not computed the prompt. One whose client left
         // before any answer may have, and keeps what it has.
@@ -200,24 +211,29 @@ impl Routed {
         if let Some(feedback) = feedback {
             self.learn(shared, feedback);
         }
-        shared.link.publish(host::now());
+        shared.fleet.link.publish(host::now());
     }
 
-    fn end_probe(&mut self, shared: &mut Shared) {
+    fn end_probe(&mut self, shared: &mut Shared<'_>) {
         if let Some(replica) = self.probe.take() {
-            shared.link.probe_ended(replica);
+            shared.fleet.link.probe_ended(replica);
         }
     }
 
     /// Takes back what was recorded of a request that its replica did not compute.
-    fn take_back(&mut self, shared: &mut Shared) {
+    fn take_back(&mut self, shared: &mut Shared<'_>) {
         let (replica, blocks) = (self.replica, std::mem::take(&mut self.recorded));
         if !blocks.is_empty() {
-            shared.link.record(&Record { fate: Fate::Forgotten, replica, parent: None, blocks });
+            shared.fleet.link.record(&Record {
+                fate: Fate::Forgotten,
+                replica,
+                parent: None,
+                blocks,
+            });
         }
     }
 
-    fn learn(&mut self, shared: &mut Shared, feedback: &Feedback) {
+    fn learn(&mut self, shared: &mut Shared<'_>, feedback: &Feedback) {
         let Some(prompt) = &self.prompt else { return };
         meters::add(&metrics::RESPONSES, &[carried(feedback)], 1);
         if !prompt.usage_is_comparable {
@@ -235,7 +251,7 @@ impl Routed {
         let Some(chain) = &mut self.decision.chain else { return };
         if let Some((parent, blocks)) = extended(chain, ids.get(..cached).unwrap_or_default()) {
             let replica = self.replica;
-            shared.link.record(&Record { fate: Fate::Held, replica, parent, blocks });
+            shared.fleet.link.record(&Record { fate: Fate::Held, replica, parent, blocks });
         }
     }
 
@@ -265,8 +281,8 @@ impl Routed {
 
 impl PromptFacts {
     /// What must be remembered of a prompt, which is counted by the way.
-    fn counted(shared: &Shared, known: Known, decision: &Decision) -> Self {
-        let model_name = names(shared, known.index).first().cloned().unwrap_or_default();
+    fn counted(shared: &Shared<'_>, known: Known, decision: &Decision) -> Self {
+        let model_name = names(shared.config, known.index).first().cloned().unwrap_or_default();
         let cached = decision.chosen().map_or(0, |chosen| chosen.overlap_tokens);
         meters::add(&metrics::PROMPT_TOKENS, &[&model_name], decision.prompt_tokens.into());
         meters::add(&metrics::PREDICTED_CACHED_TOKENS, &[&model_name], cached.into());
@@ -275,13 +291,13 @@ impl PromptFacts {
     }
 }
 
-fn names(shared: &Shared, index: usize) -> &[String] {
-    shared.config.models.get(index).map(|model| model.names.as_slice()).unwrap_or_default()
+fn names(config: &Config, index: usize) -> &[String] {
+    config.models.get(index).map(|model| model.names.as_slice()).unwrap_or_default()
 }
 
-fn decide(shared: &Shared, held: &Held<'_>, now: Moment) -> Decision {
+fn decide(shared: &Shared<'_>, held: &Held<'_>, now: Moment) -> Decision {
     let known = &held.known;
-    let model_names = known.as_ref().map_or(&[][..], |known| names(shared, known.index));
+    let model_names = known.as_ref().map_or(&[][..], |known| names(shared.config, known.index));
     let prompt = match known {
         Ok(known) => {
             let own_name = model_names.first().map_or("", String::as_str);
@@ -299,16 +315,16 @@ fn decide(shared: &Shared, held: &Held<'_>, now: Moment) -> Decision {
         model_names,
         prompt,
         answer_limit: known.as_ref().ok().and_then(|known| known.prompt.max_answer_tokens),
-        tie_seed: shared.link.vm() ^ shared.streams,
+        tie_seed: shared.fleet.link.vm() ^ shared.fleet.streams,
     };
-    shared.link.decide(now, |view| route::decide(&shared.config.route, view, &question))
+    shared.fleet.link.decide(now, |view| route::decide(&shared.config.route, view, &question))
 }
 
 /// Records the blocks that the choice will hold, and returns them.
-fn record_new(shared: &mut Shared, decision: &Decision) -> Vec<BlockHash> {
+fn record_new(shared: &mut Shared<'_>, decision: &Decision) -> Vec<BlockHash> {
     let Some((replica, parent, blocks)) = decision.new_blocks() else { return Vec::new() };
     let blocks = blocks.to_vec();
-    shared.link.record(&Record { fate: Fate::Held, replica, parent, blocks: blocks.clone() });
+    shared.fleet.link.record(&Record { fate: Fate::Held, replica, parent, blocks: blocks.clone() });
     blocks
 }
 

@@ -7,19 +7,21 @@
 /// Longest source, in bytes. The longest public templates have 30 KB.
 const MAX_BYTES: usize = 256 << 10;
 
-/// Most operators that one expression may chain or nest. Public templates have under 50; 1,000 still compile on a stack
-/// of 1 MB.
-const MAX_OPERATORS: usize = 200;
+/// Most operators that one expression may chain or nest, where a name counts as half of one. Public templates have under
+/// 50. Every level takes up to some kilobytes of the stack in a build without optimizations, which tests use.
+const MAX_OPERATORS: usize = 100;
 
-/// Most `elif`s in all. Public templates have under 30; each is one level of the syntax tree.
-const MAX_ELIFS: usize = 200;
+/// Most `elif`s in all, each of which is one level of the syntax tree, and deepest nesting of blocks. Public templates
+/// have under 30 and under 12; of 200 the unoptimized parser overflows the stack.
+const MAX_ELIFS: usize = 40;
+const MAX_NESTING: usize = 24;
 
 /// Checks a source. The error says what is too much.
 pub(super) fn check(source: &str) -> Result<(), String> {
     if source.len() > MAX_BYTES {
         return Err(format!("{} bytes, at most {MAX_BYTES} are compiled", source.len()));
     }
-    let mut elifs = 0;
+    let (mut elifs, mut nesting) = (0, 0_usize);
     let mut rest = source;
     while let Some(at) = rest.find('{') {
         let from = rest.get(at..).unwrap_or_default();
@@ -29,7 +31,17 @@ pub(super) fn check(source: &str) -> Result<(), String> {
         } else if from.starts_with("{%") && is_tag(inside, "raw") {
             after_raw(inside)
         } else if from.starts_with("{%") || from.starts_with("{{") {
-            elifs += usize::from(from.starts_with("{%") && first_word(inside) == "elif");
+            if from.starts_with("{%") {
+                elifs += usize::from(first_word(inside) == "elif");
+                nesting = match first_word(inside) {
+                    word if word.starts_with("end") => nesting.saturating_sub(1),
+                    _ if opens(inside) => nesting + 1,
+                    _ => nesting,
+                };
+            }
+            if nesting > MAX_NESTING {
+                return Err(format!("blocks nested deeper than {MAX_NESTING}"));
+            }
             after_block(inside)?
         } else {
             from.get(1..).unwrap_or_default()
@@ -38,6 +50,17 @@ pub(super) fn check(source: &str) -> Result<(), String> {
     match elifs {
         0..=MAX_ELIFS => Ok(()),
         _ => Err(format!("{elifs} elifs, at most {MAX_ELIFS} are compiled")),
+    }
+}
+
+/// Whether a statement begins a block that another one ends.
+fn opens(statement: &str) -> bool {
+    match first_word(statement) {
+        "set" => !statement.split_once("%}").map_or(statement, |(set, _)| set).contains('='),
+        word => {
+            ["if", "for", "macro", "call", "filter", "with", "autoescape", "block", "generation"]
+                .contains(&word)
+        }
     }
 }
 
@@ -166,6 +189,8 @@ mod tests {
             check_refused(&format!("{{{{ {}1{} }}}}", open.repeat(20_000), close.repeat(20_000)));
         }
         check_refused(&"{% if a %}".repeat(20_000));
+        check_refused(&"{% set a %}".repeat(20_000));
+        check_refused(&"{% if a %}{% set a = b %}".repeat(20_000));
         check_refused(&format!("{{{{ '{}' }}}}", "x".repeat(MAX_BYTES)));
     }
 
@@ -177,7 +202,7 @@ mod tests {
                 .map(|count| format!("{before}{}{after}", link.repeat(count)));
             let source = most.into_iter().find(|source| check(source).is_ok()).expect(before);
             // Nested in as many blocks as the library allows, which may refuse it but must not trap.
-            for depth in [0, 70, 140] {
+            for depth in [0, 10, 22] {
                 let nested = format!(
                     "{}{source}{}",
                     "{% if a %}".repeat(depth),

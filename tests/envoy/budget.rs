@@ -7,7 +7,8 @@ use crate::stats::{Scrape, reasons_between};
 use serde_json::{Value, json};
 use std::time::Duration;
 use tokio::task::JoinSet;
-use tokio::time::sleep;
+use tokio::time::{Instant, sleep};
+use warmpath::mock::control::Fail;
 
 /// The longest body of these tests, as in the shipped configuration.
 const BODY: usize = 4_000_000;
@@ -70,7 +71,7 @@ fn longer(scrape: &Scrape, us: &str) -> f64 {
 fn plan() -> Plan {
     let mut plan = Plan::new(1, 2);
     for replica in &mut plan.replicas {
-        // Room for a prompt of single letters.
+        // Room for a prompt of megabytes.
         replica.max_model_len = BODY;
         replica.engine.capacity_blocks = BODY as u32 / 16 + 1;
         replica.engine.max_num_batched_tokens = BODY;
@@ -82,13 +83,13 @@ fn plan() -> Plan {
     })
 }
 
-/// Replicas to which a text is words, so that megabytes cost them little.
-fn plain_plan() -> Plan {
-    let mut plan = plan();
-    for replica in &mut plan.replicas {
-        replica.model = None;
+/// Lets the replicas refuse all prompts: they are about as slow with them as the filter, and not what is tested.
+fn refuse(rig: &Rig) {
+    for handle in &rig.replicas {
+        handle
+            .replica
+            .set_control(|control| control.fail = Some(Fail { status: 400, count: None }));
     }
-    plan
 }
 
 fn send_all(rig: &Rig, asks: Vec<Ask>) -> JoinSet<u16> {
@@ -104,8 +105,10 @@ fn send_all(rig: &Rig, asks: Vec<Ask>) -> JoinSet<u16> {
 fn no_prompt_holds_its_worker() {
     with_envoy("no_prompt_holds_its_worker", |files| async move {
         let rig = Rig::start(&files, plan()).await;
+        refuse(&rig);
         for (name, ask, reason) in worst() {
             let before = rig.scrape().await;
+            let began = Instant::now();
             let mut large = send_all(&rig, vec![ask]);
             let mut beside = Connection::open(rig.address).await;
             let mut answered = 0;
@@ -114,22 +117,19 @@ fn no_prompt_holds_its_worker() {
                 answered += 1;
                 sleep(Duration::from_millis(5)).await;
             }
-            assert!(answered > 1, "{name}: nothing was answered meanwhile");
+            let is_short = began.elapsed() < Duration::from_millis(500);
+            assert!(answered > 1 || is_short, "{name}: nothing was answered meanwhile");
             let mut reasons = reasons_between(&before, &rig.scrape().await);
             reasons.remove("not_inference");
             assert_eq!(reasons.into_iter().collect::<Vec<_>>(), [(reason.to_owned(), 1)], "{name}");
         }
-        // What was read was read exactly, or the engine's own count would differ.
-        let exact = worst().iter().filter(|(_, _, reason)| *reason == "cold").count() as f64;
-        let scrape = rig.eventually("counts", |scrape| {
-            scrape.sum("warmpath_prompt_count_total", &[("result", "equal")]) == exact
-                && longer(scrape, "0.5") > 0.0
-        });
-        let scrape = scrape.await;
-        assert_eq!(scrape.sum("warmpath_prompt_count_total", &[("result", "differs")]), 0.0);
-        // Of what is 10 ms on a machine of its own. In one callback each of these prompts takes half a second or more.
-        let late = longer(&scrape, "300000");
-        assert!(late <= 1.0, "{late} callbacks of more than 300 ms");
+        let scrape = rig.eventually("histograms", |scrape| longer(scrape, "0.5") > 0.0).await;
+        // A piece is 10 ms on a machine of its own, and there are hundreds. In one callback each of these prompts takes half
+        // a second or more there, and hardly any other callback takes five milliseconds.
+        let (pieces, long, late) =
+            (longer(&scrape, "5000"), longer(&scrape, "60000"), longer(&scrape, "300000"));
+        assert!(long <= 0.2 * pieces, "{long} of {pieces} callbacks of more than 60 ms");
+        assert!(late <= 0.03 * pieces, "{late} of {pieces} callbacks of more than 300 ms");
         for (name, count) in rig.plain_stats("watchdog_mega_miss").await {
             assert_eq!(count, 0.0, "{name}");
         }
@@ -138,13 +138,30 @@ fn no_prompt_holds_its_worker() {
 }
 
 #[test]
+fn a_prompt_of_megabytes_is_counted_as_its_replica_does() {
+    with_envoy("a_prompt_of_megabytes_is_counted_as_its_replica_does", |files| async move {
+        let rig = Rig::start(&files, plan()).await;
+        assert_eq!(rig.send(&completion(words(1, 570_000))).await.status, 200);
+        let counted = |result| {
+            move |scrape: &Scrape| scrape.sum("warmpath_prompt_count_total", &[("result", result)])
+        };
+        let scrape = rig.eventually("a count", |scrape| counted("equal")(scrape) == 1.0).await;
+        assert_eq!(counted("differs")(&scrape), 0.0);
+        assert!(scrape.sum("warmpath_prompt_tokens_total", &[]) > 500_000.0);
+        rig.finish().await;
+    });
+}
+
+#[test]
 fn many_large_bodies_at_once_do_not_fill_a_vm() {
     with_envoy("many_large_bodies_at_once_do_not_fill_a_vm", |files| async move {
-        let plan = plain_plan().plugin(|plugin| plugin["max_prompt_ms"] = json!(1_000));
+        let plan = plan().plugin(|plugin| plugin["max_prompt_ms"] = json!(4_000));
         let rig = Rig::start(&files, plan).await;
-        let asks = (0..200).map(|seed| completion(words(seed, 285_000))).collect();
+        refuse(&rig);
+        let text = words(1, 285_000);
+        let asks = (0..200).map(|number| completion(format!("{number} {text}"))).collect();
         for status in send_all(&rig, asks).join_all().await {
-            assert_eq!(status, 200);
+            assert_eq!(status, 400);
         }
         let scrape = rig.scrape().await;
         let mut reasons = scrape.by("warmpath_requests_total", "reason");
@@ -165,7 +182,8 @@ fn many_large_bodies_at_once_do_not_fill_a_vm() {
 #[test]
 fn clients_may_leave_while_their_prompts_are_read() {
     with_envoy("clients_may_leave_while_their_prompts_are_read", |files| async move {
-        let rig = Rig::start(&files, plain_plan()).await;
+        let rig = Rig::start(&files, plan()).await;
+        refuse(&rig);
         let mut all = send_all(&rig, (0..8).map(|_| completion(letters())).collect());
         rig.eventually("a prompt being read", |scrape| {
             scrape.sum("warmpath_requests_total", &[("reason", "cold")]) >= 1.0
@@ -176,7 +194,7 @@ fn clients_may_leave_while_their_prompts_are_read() {
             scrape.sum("warmpath_requests_total", &[("reason", "client_left")]) >= 1.0
         })
         .await;
-        assert_eq!(rig.send(&Ask::chat(&chat(1, 40, 1))).await.status, 200);
+        assert_eq!(rig.send(&Ask::chat(&chat(1, 40, 1))).await.status, 400);
         rig.finish().await;
     });
 }

@@ -14,6 +14,7 @@ use std::net::SocketAddr;
 use std::pin::Pin;
 use std::task::{Context, Poll};
 use std::time::Duration;
+
 use tokio::net::TcpStream;
 use tokio::task::JoinHandle;
 use tokio::time::timeout;
@@ -32,8 +33,6 @@ pub struct Ask {
     pub body: Vec<u8>,
     /// Without a length, in pieces of this size.
     pub chunked: Option<usize>,
-    /// Ends with trailers; HTTP/2 only.
-    pub trailers: bool,
 }
 
 impl Ask {
@@ -44,7 +43,6 @@ impl Ask {
             headers: vec![("content-type".to_owned(), b"application/json".to_vec())],
             body: body.into(),
             chunked: None,
-            trailers: false,
         }
     }
 
@@ -72,11 +70,6 @@ impl Ask {
         self
     }
 
-    pub fn with_trailers(mut self) -> Self {
-        self.trailers = true;
-        self
-    }
-
     pub fn sha256(&self) -> String {
         format!("{:x}", Sha256::digest(&self.body))
     }
@@ -92,20 +85,9 @@ impl Ask {
 
     fn body(&self) -> Body {
         let bytes = Bytes::from(self.body.clone());
-        let mut frames: Vec<Frame<Bytes>> = match self.chunked {
-            None if !self.trailers => return Full::new(bytes).boxed(),
-            None => vec![Frame::data(bytes)],
-            Some(size) => {
-                let pieces = bytes.chunks(size);
-                pieces.map(|piece| Frame::data(Bytes::copy_from_slice(piece))).collect()
-            }
-        };
-        if self.trailers {
-            let mut trailers = HeaderMap::new();
-            trailers.insert("x-checksum", HeaderValue::from_static("abc"));
-            frames.push(Frame::trailers(trailers));
-        }
-        Frames(frames.into_iter()).boxed()
+        let Some(size) = self.chunked else { return Full::new(bytes).boxed() };
+        let pieces = bytes.chunks(size).map(|piece| Frame::data(Bytes::copy_from_slice(piece)));
+        Frames(pieces.collect::<Vec<_>>().into_iter()).boxed()
     }
 }
 
@@ -129,6 +111,9 @@ enum Sender {
     Http2(http2::SendRequest<Body>),
 }
 
+/// Why there is no connection.
+pub type ConnectionError = Box<dyn std::error::Error + Send + Sync>;
+
 /// One connection. Dropping it closes it, whatever is under way.
 pub struct Connection {
     sender: Sender,
@@ -146,42 +131,68 @@ impl Drop for Connection {
 
 impl Connection {
     pub async fn open(address: SocketAddr) -> Self {
-        let stream = TcpStream::connect(address).await.unwrap();
-        stream.set_nodelay(true).unwrap();
-        let (sender, connection) = http1::handshake(TokioIo::new(stream)).await.unwrap();
+        Self::try_open(address).await.unwrap()
+    }
+
+    pub async fn try_open(address: SocketAddr) -> Result<Self, ConnectionError> {
+        let stream = TcpStream::connect(address).await?;
+        stream.set_nodelay(true)?;
+        let (sender, connection) = http1::handshake(TokioIo::new(stream)).await?;
         let driver = tokio::spawn(async move {
             let _ = connection.await;
         });
-        Self { sender: Sender::Http1(sender), authority: address, driver, worker: None }
+        Ok(Self { sender: Sender::Http1(sender), authority: address, driver, worker: None })
     }
 
     pub async fn open_http2(address: SocketAddr) -> Self {
-        let stream = TcpStream::connect(address).await.unwrap();
+        Self::try_open_http2(address).await.unwrap()
+    }
+
+    pub async fn try_open_http2(address: SocketAddr) -> Result<Self, ConnectionError> {
+        let stream = TcpStream::connect(address).await?;
         let (sender, connection) =
-            http2::handshake(TokioExecutor::new(), TokioIo::new(stream)).await.unwrap();
+            http2::handshake(TokioExecutor::new(), TokioIo::new(stream)).await?;
         let driver = tokio::spawn(async move {
             let _ = connection.await;
         });
-        Self { sender: Sender::Http2(sender), authority: address, driver, worker: None }
+        Ok(Self { sender: Sender::Http2(sender), authority: address, driver, worker: None })
+    }
+
+    /// Whether it can take a request: it has not been closed.
+    pub async fn is_usable(&mut self) -> bool {
+        match &mut self.sender {
+            Sender::Http1(sender) => sender.ready().await.is_ok(),
+            Sender::Http2(sender) => sender.ready().await.is_ok(),
+        }
     }
 
     /// Sends a request and returns the response as soon as its head is there.
     pub async fn begin(&mut self, ask: &Ask) -> Response<Incoming> {
-        let sent = async {
-            match &mut self.sender {
-                Sender::Http1(sender) => {
-                    sender.ready().await?;
-                    let ask = ask.clone().header("host", self.authority.to_string());
-                    sender.send_request(ask.request(&ask.path)).await
-                }
-                Sender::Http2(sender) => {
-                    sender.ready().await?;
-                    let target = format!("http://{}{}", self.authority, ask.path);
-                    sender.send_request(ask.request(&target)).await
-                }
-            }
-        };
+        let sent = self.try_begin(ask);
         timeout(PATIENCE, sent).await.expect("an answer in time").expect("an answer")
+    }
+
+    /// As [`Self::begin`], for as long as it takes, and where there may be no answer.
+    pub async fn try_begin(&mut self, ask: &Ask) -> hyper::Result<Response<Incoming>> {
+        match &mut self.sender {
+            Sender::Http1(sender) => {
+                sender.ready().await?;
+                let ask = ask.clone().header("host", self.authority.to_string());
+                sender.send_request(ask.request(&ask.path)).await
+            }
+            Sender::Http2(sender) => {
+                sender.ready().await?;
+                let target = format!("http://{}{}", self.authority, ask.path);
+                sender.send_request(ask.request(&target)).await
+            }
+        }
+    }
+
+    /// Sends a request and reads the whole answer: its status, or none where it was cut.
+    pub async fn try_send(&mut self, ask: &Ask) -> Option<u16> {
+        let (head, body) = self.try_begin(ask).await.ok()?.into_parts();
+        body.collect().await.ok()?;
+        Some(head.status.as_u16())
     }
 
     /// Sends a request and reads the whole answer.

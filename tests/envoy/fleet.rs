@@ -135,3 +135,38 @@ fn a_replica_that_started_again_is_believed_empty() {
         rig.finish().await;
     });
 }
+
+#[test]
+fn an_address_that_another_model_took_gets_no_requests_of_the_old_one() {
+    with_envoy(
+        "an_address_that_another_model_took_gets_no_requests_of_the_old_one",
+        |files| async move {
+            let mut rig = Rig::start(&files, Plan::new(1, 3)).await;
+            let ask = Ask::chat(&chat(1, 600, 1));
+            let taken = rig.send(&ask).await.replica().to_owned();
+            let place = rig.replicas.iter().position(|h| h.replica.name() == taken).unwrap();
+            let address = rig.replicas[place].address;
+            drop(rig.replicas.remove(place));
+            let listener = loop {
+                if let Ok(listener) = TcpListener::bind(address).await {
+                    break listener;
+                }
+                tokio::task::yield_now().await;
+            };
+            let mut other = fast_replica("other");
+            other.served_names = vec!["other/model".to_owned()];
+            rig.replicas.insert(place, serve(other, listener).unwrap());
+            rig.eventually("the restart is seen", |scrape| {
+                scrape.sum("warmpath_replica_restarts_total", &[]) == 1.0
+            })
+            .await;
+            let mut connection = rig.connect().await;
+            for seed in 0..60 {
+                let answer = connection.send(&Ask::chat(&chat(seed, 200, 1))).await;
+                assert_eq!((answer.status, answer.replica() == "other"), (200, false));
+            }
+            assert_ne!(rig.send(&ask).await.replica(), "other", "whatever its address once held");
+            rig.finish().await;
+        },
+    );
+}

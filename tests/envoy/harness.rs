@@ -38,7 +38,8 @@ pub static QWEN3: LazyLock<Arc<Model>> = LazyLock::new(|| {
     Arc::new(Model::load(bytes).unwrap_or_else(|error| panic!("{}: {}", path.display(), error.0)))
 });
 
-fn from_env(name: &str) -> Option<PathBuf> {
+/// A file that the environment names.
+pub fn from_env(name: &str) -> Option<PathBuf> {
     std::env::var_os(name).filter(|value| !value.is_empty()).map(PathBuf::from)
 }
 
@@ -66,17 +67,19 @@ impl Files {
     }
 }
 
+/// Says that a test is not run.
+pub fn skip(name: &str, missing: &str) {
+    // Past the test harness, which swallows what passing tests print.
+    let line = format!("SKIPPED: envoy {name}: {missing} is not set\n");
+    std::io::stderr().write_all(line.as_bytes()).expect("standard error");
+}
+
 /// Runs a test with the files it needs, alone on the machine as far as this suite goes.
 pub fn with_envoy<F: Future<Output = ()>>(name: &str, test: impl FnOnce(Files) -> F) {
     static ALONE: Mutex<()> = Mutex::new(());
     let files = match Files::find() {
         Ok(files) => files,
-        Err(missing) => {
-            // Past the test harness, which swallows what passing tests print.
-            let line = format!("SKIPPED: envoy {name}: {missing} is not set\n");
-            std::io::stderr().write_all(line.as_bytes()).expect("standard error");
-            return;
-        }
+        Err(missing) => return skip(name, missing),
     };
     let _alone = ALONE.lock().unwrap_or_else(PoisonError::into_inner);
     let runtime =
@@ -213,9 +216,11 @@ pub struct Rig {
     pub workers: usize,
     pub replicas: Vec<Handle>,
     pub address: SocketAddr,
+    /// Where monitoring may read.
+    pub metrics: SocketAddr,
     /// What this Envoy runs with, to be changed and pushed.
     pub config: Config,
-    admin: SocketAddr,
+    pub admin: SocketAddr,
     envoy: Envoy,
     vms_created: f64,
     pushes: u32,
@@ -265,9 +270,9 @@ impl Rig {
         mut config: Config,
         folder: PathBuf,
     ) -> Self {
-        let [inference, admin, files_port] = free_ports();
+        let [inference, admin, files_port, metrics] = free_ports();
         config.set_files(&files.wasm, &files.prepared);
-        config.set_ports(inference, admin, files_port);
+        config.set_ports(inference, admin, files_port, metrics);
         if config.text().contains("port_value: 8001") {
             let addresses: Vec<SocketAddr> =
                 replicas.iter().map(|replica| replica.address).collect();
@@ -275,17 +280,48 @@ impl Rig {
         }
         write_parts(&config, &folder, 0, |_| true);
         let envoy = spawn(files, workers, &config, folder);
+        Self::around(envoy, workers, [inference, admin, metrics], replicas, config)
+    }
+
+    fn around(
+        envoy: Envoy,
+        workers: usize,
+        [inference, admin, metrics]: [u16; 3],
+        replicas: Vec<Handle>,
+        config: Config,
+    ) -> Self {
         let local = |port| SocketAddr::from(([127, 0, 0, 1], port));
+        let (address, admin, metrics) = (local(inference), local(admin), local(metrics));
         Self {
             workers,
             replicas,
-            address: local(inference),
+            address,
+            metrics,
             config,
-            admin: local(admin),
+            admin,
             envoy,
             vms_created: 0.0,
             pushes: 0,
         }
+    }
+
+    /// Starts Envoy by a configuration that is complete, with replicas that are not the rig's, and waits for its listeners.
+    pub async fn of_config(
+        files: &Files,
+        workers: usize,
+        config: Config,
+        ports: [u16; 3],
+        folder: PathBuf,
+    ) -> Self {
+        let envoy = spawn(files, workers, &config, folder);
+        let mut rig = Self::around(envoy, workers, ports, Vec::new(), config);
+        rig.wait_for_listeners().await;
+        rig
+    }
+
+    /// Envoy's process.
+    pub fn pid(&self) -> u32 {
+        self.envoy.process.id()
     }
 
     /// From here on no VM may be made anew.
@@ -344,6 +380,12 @@ impl Rig {
         Connection::open(self.admin).await.send(&Ask::get(path)).await
     }
 
+    /// What Envoy has logged so far.
+    pub fn log(&self) -> String {
+        let bytes = std::fs::read(self.envoy.folder.join("envoy.log")).unwrap();
+        String::from_utf8_lossy(&bytes).into_owned()
+    }
+
     /// All statistics.
     pub async fn scrape(&self) -> Scrape {
         let page = self.admin_get("/stats/prometheus").await;
@@ -364,11 +406,6 @@ impl Rig {
     async fn vms_created(&self) -> f64 {
         let stats = self.plain_stats("wasm.envoy.wasm.runtime.v8.created").await;
         stats.iter().map(|(_, value)| value).sum()
-    }
-
-    /// What Envoy has logged.
-    pub fn log(&self) -> String {
-        self.envoy.log()
     }
 
     /// Resident memory of Envoy, in bytes.
@@ -587,11 +624,13 @@ pub fn spawn(files: &Files, workers: usize, config: &Config, folder: PathBuf) ->
     let has_base = config.arguments.iter().any(|argument| argument.contains("base-id"));
     let alone = (!has_base).then_some("--disable-hot-restart");
     let process = Command::new(&files.envoy)
-        .args(["-l", "warning", "--component-log-level", "wasm:info"])
+        .args(["-l", config.log_level])
+        .args(["--component-log-level", if config.log_level == "trace" { "" } else { "wasm:info" }])
         .args(&config.arguments)
         // File-based discovery wants to know who asks.
         .args(["--service-node", "test", "--service-cluster", "test"])
-        .args(["--concurrency", &workers.to_string(), "-c"])
+        // Only a listener that comes from a file can be replaced.
+        .args(["--drain-time-s", "3", "--concurrency", &workers.to_string(), "-c"])
         .arg(&path)
         .args(alone)
         .stdout(Stdio::null())
@@ -612,8 +651,20 @@ fn write_parts(config: &Config, folder: &Path, version: u32, is_wanted: impl Fn(
 }
 
 /// Ports that were free a moment ago, all different.
+///
+/// Below those that the system gives to outgoing connections: knocking at one of these until somebody listens there
+/// sooner or later connects to itself, and then waits for its own answer.
 pub fn free_ports<const N: usize>() -> [u16; N] {
-    let bind = |_| std::net::TcpListener::bind("127.0.0.1:0").unwrap();
-    let listeners: [std::net::TcpListener; N] = std::array::from_fn(bind);
-    listeners.map(|listener| listener.local_addr().unwrap().port())
+    static NEXT: AtomicU32 = AtomicU32::new(0);
+    std::array::from_fn(|_| {
+        loop {
+            let number = std::process::id()
+                .wrapping_mul(97)
+                .wrapping_add(NEXT.fetch_add(1, Ordering::Relaxed));
+            let port = 10_000 + (number % 22_000) as u16;
+            if std::net::TcpListener::bind(("127.0.0.1", port)).is_ok() {
+                return port;
+            }
+        }
+    })
 }

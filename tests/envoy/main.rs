@@ -1,7 +1,8 @@
 //! The built filter in a real Envoy, configured by the shipped `envoy/envoy.yaml`, in front of mock replicas.
 //!
 //! Three files come from the environment: `ENVOY_BIN` (Envoy 1.36 or later), `WARMPATH_WASM` (the built filter) and
-//! `WARMPATH_PREPARED` (Qwen3, by `warmpath-prepare`). Without one of them every test says `SKIPPED` on standard error.
+//! `WARMPATH_PREPARED` (Qwen3, by `warmpath-prepare`); for traps `WARMPATH_TRAP_WASM`, too. Without one of them a test
+//! says `SKIPPED` on standard error.
 //!
 //! Each test has an Envoy and replicas of its own, and they run one after another whatever the number of test threads:
 //! timing is part of what is tested. Nothing here looks into the filter; what it did is read from its metrics, from
@@ -24,9 +25,15 @@ mod stats;
 mod tls;
 #[cfg(test)]
 mod traffic;
+#[cfg(test)]
+mod wire;
 
 #[cfg(test)]
+mod bodies;
+#[cfg(test)]
 mod budget;
+#[cfg(test)]
+mod chaos;
 #[cfg(test)]
 mod deployments;
 #[cfg(test)]
@@ -36,14 +43,26 @@ mod feedback;
 #[cfg(test)]
 mod fleet;
 #[cfg(test)]
+mod framing;
+#[cfg(test)]
+mod leaving;
+#[cfg(test)]
 mod polling;
 #[cfg(test)]
 mod prefixes;
 #[cfg(test)]
 mod requests;
 #[cfg(test)]
+mod security;
+#[cfg(test)]
 mod start;
 #[cfg(test)]
+mod stress;
+#[cfg(test)]
 mod suspension;
+#[cfg(test)]
+mod transports;
+#[cfg(test)]
+mod traps;
 #[cfg(test)]
 mod updates;

@@ -47,6 +47,8 @@ pub struct Config {
     watched: Vec<Part>,
     /// Envoy's command line, beyond what every test has.
     pub arguments: Vec<String>,
+    /// How much Envoy logs.
+    pub log_level: &'static str,
 }
 
 /// Between the listener for inference and its copies.
@@ -73,7 +75,7 @@ impl Config {
         let path = Path::new(env!("CARGO_MANIFEST_DIR")).join("envoy").join(name);
         let text =
             std::fs::read_to_string(&path).unwrap_or_else(|e| panic!("{}: {e}", path.display()));
-        Self { text, watched: Vec::new(), arguments: Vec::new() }
+        Self { text, watched: Vec::new(), arguments: Vec::new(), log_level: "warning" }
     }
 
     /// The text.
@@ -102,11 +104,13 @@ impl Config {
     }
 
     /// Moves the listeners to free ports of the loopback.
-    pub fn set_ports(&mut self, inference: u16, admin: u16, files: u16) {
+    pub fn set_ports(&mut self, inference: u16, admin: u16, files: u16, metrics: u16) {
         let listener = "address: 0.0.0.0, port_value: 8080";
         self.replace(listener, &format!("address: 127.0.0.1, port_value: {inference}"));
         self.replace("port_value: 9901", &format!("port_value: {admin}"));
         self.replace("port_value: 9902", &format!("port_value: {files}"));
+        let listener = "address: 0.0.0.0, port_value: 9903";
+        self.replace(listener, &format!("address: 127.0.0.1, port_value: {metrics}"));
     }
 
     /// Puts these replicas in the place of the four examples, in both clusters.
@@ -145,6 +149,26 @@ impl Config {
         let Range { start, end } = plugin_lines(&self.text);
         let head = self.text[..start].trim_end_matches("|\n").len();
         self.text.replace_range(head..end, &format!("{}\n", Value::from(plugin)));
+    }
+
+    /// Takes the inference listener out, to come from this file instead, and returns what belongs there.
+    pub fn take_listener(&mut self, file: &Path) -> String {
+        let start = self.text.find("  - name: inference\n").expect("the listener");
+        let end = self.text.find("  # The prepared files, served").expect("the next listener");
+        let listener: String = self.text[start..end]
+            .split_inclusive('\n')
+            .map(|line| line.strip_prefix("  ").unwrap_or(line))
+            .collect();
+        self.text.replace_range(start..end, "");
+        let lds = format!(
+            "dynamic_resources:\n  lds_config: {{resource_api_version: V3, path_config_source: {{path: {}}}}}\n\n\
+             static_resources:\n",
+            file.display()
+        );
+        self.replace("static_resources:\n", &lds);
+        let kind = "\"@type\": type.googleapis.com/envoy.config.listener.v3.Listener";
+        let body = listener.strip_prefix("- ").unwrap_or_default();
+        format!("resources:\n- {kind}\n  {body}")
     }
 
     /// Lets a cluster's endpoints come from a file that is watched.

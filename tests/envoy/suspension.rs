@@ -113,6 +113,28 @@ fn a_replica_that_fails_is_spared_the_client_suspended_and_restored() {
 }
 
 #[test]
+fn while_one_replica_of_four_is_well_every_request_is_answered() {
+    with_envoy("while_one_replica_of_four_is_well_every_request_is_answered", |files| async move {
+        let rig = Rig::start(&files, plan(4)).await;
+        for round in 0..12 {
+            let well = round % 4;
+            for (place, handle) in rig.replicas.iter().enumerate() {
+                handle.replica.set_control(|control| *control = Control::default());
+                if place != well {
+                    handle.replica.set_control(failing(500));
+                }
+            }
+            let first = 1000 * round as u64;
+            let counts = send_all(&rig, first..first + 8).await;
+            let name = rig.replicas[well].replica.name().to_owned();
+            assert_eq!(counts, BTreeMap::from([(name, 8)]), "round {round}");
+        }
+        assert_eq!(rig.scrape().await.sum("warmpath_failed_responses_total", &[]), 0.0);
+        rig.finish().await;
+    });
+}
+
+#[test]
 fn an_engine_that_shuts_down_with_good_health_costs_nobody_a_request() {
     with_envoy(
         "an_engine_that_shuts_down_with_good_health_costs_nobody_a_request",

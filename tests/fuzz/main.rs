@@ -107,4 +107,4 @@ macro_rules! tests {
     };
 }
 
-tests! { bodies prompts responses metrics admin models attempts values logs configs templates tokenizers prepared texts }
+tests! { bodies prompts responses metrics admin models attempts values logs links configs templates tokenizers prepared texts }

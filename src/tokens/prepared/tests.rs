@@ -327,3 +327,70 @@ fn too_long_a_text_is_refused() {
         "text of 8388610 bytes, at most 8388608 are tokenized"
     );
 }
+
+/// Encodes in steps, and stops as often as chance has it.
+fn encode_in_pieces(tokenizer: &Tokenizer, text: &str, random: &mut Random) -> Vec<u32> {
+    let mut encoding = tokenizer.begin(text.to_owned(), true).unwrap();
+    loop {
+        if let Some(ids) = encoding.go_on(tokenizer, &mut || random.below(3) > 0).unwrap() {
+            return ids;
+        }
+    }
+}
+
+#[test]
+fn long_texts_in_pieces_encode_as_the_crate_encodes_them_at_once() {
+    for (tokenizer, seed) in [(small(), 0x5EED_0003), (characters(), 0x5EED_0004)] {
+        let ours = Tokenizer::from_json(&tokenizer.to_string()).unwrap();
+        let mut random = Random(seed);
+        for case in 0..6 {
+            let mut text = String::new();
+            while text.len() < 120_000 {
+                match random.below(4) {
+                    // A word that is merged in steps.
+                    0 => text.push_str(&"hellohelaab".repeat(400 + random.below(1_000))),
+                    1 => text.push_str(&"ab>".repeat(2_000)),
+                    _ => (0..50).for_each(|_| text.push_str(&random.text())),
+                }
+            }
+            let expected = crate_ids(&tokenizer, &text, true);
+            let same = encode_in_pieces(&ours, &text, &mut random) == expected;
+            assert!(same, "seed {seed:#x}, case {case}");
+            // Two at a time, as where one text waits while another is encoded.
+            let mut other = ours.begin(text.clone(), true).unwrap();
+            assert_eq!(other.go_on(&ours, &mut || false), Ok(None));
+            assert!(encode_in_pieces(&ours, &text, &mut random) == expected, "beside another");
+        }
+    }
+}
+
+#[test]
+fn a_step_does_a_bounded_part() {
+    let tokenizer = load(small_file()).unwrap().tokenizer;
+    for text in ["hello ".repeat(100_000), "hello".repeat(100_000), "<s>".repeat(100_000)] {
+        let mut encoding = tokenizer.begin(text.clone(), false).unwrap();
+        let mut steps = 1;
+        while encoding.go_on(&tokenizer, &mut || false).unwrap().is_none() {
+            steps += 1;
+        }
+        assert!(steps > text.len() / 20_000, "{steps} steps for {:.10}", text);
+    }
+}
+
+#[test]
+fn a_file_beyond_the_bound_is_refused_unread() {
+    let error = Loader::new(vec![0; load::MAX_FILE_BYTES + 1]).err().unwrap();
+    assert_eq!(error.to_string(), "a file of 67108865 bytes, at most 67108864 are loaded");
+}
+
+#[test]
+fn normalizers_that_make_texts_long_are_refused() {
+    let mut tokenizer = small();
+    let longer = |length: usize| json!({"type": "Replace", "pattern": {"String": "a"}, "content": "x".repeat(length)});
+    tokenizer["normalizer"] = json!({"type": "Sequence", "normalizers": [longer(4), longer(4)]});
+    let file = |tokenizer: &Value| prepare(&tokenizer.to_string(), CONFIG, None).unwrap();
+    assert!(load(file(&tokenizer)).is_ok());
+    tokenizer["normalizer"] = json!({"type": "Sequence", "normalizers": [longer(4), longer(5)]});
+    let error = load(file(&tokenizer)).err().unwrap().to_string();
+    assert!(error.ends_with("section Pipeline: normalizers that make texts too long"), "{error}");
+}

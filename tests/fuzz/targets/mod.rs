@@ -37,6 +37,7 @@ pub const ALL: &[Target] = &[
     response::ATTEMPTS,
     shared::VALUES,
     shared::LOGS,
+    shared::LINKS,
     operator::CONFIGS,
     operator::TEMPLATES,
     tokenizer::TOKENIZERS,

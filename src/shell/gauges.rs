@@ -1,0 +1,202 @@
+//! The leader's gauges, which speak of the whole Envoy.
+//!
+//! Envoy keeps a gauge's last value for good, so whoever set one of a replica or cluster that is
+//! gone must also set it to 0. Of several configurations in a VM only the one that speaks for a
+//! cluster sets its gauges.
+
+use super::link::Link;
+use super::meters;
+use super::seat::Seat;
+use crate::charge::Charges;
+use crate::config::Config;
+use crate::metrics::{self, Metric};
+use crate::replicas::strikes::Strikes;
+use crate::replicas::{Health, Moment, Replica, ReplicaId, ReplicaTable};
+use hashbrown::HashMap;
+use std::rc::Rc;
+
+/// Every gauge of one replica.
+const OF_REPLICA: [&Metric; 9] = [
+    &metrics::REPLICA_IN_FLIGHT,
+    &metrics::REPLICA_UNFINISHED,
+    &metrics::REPLICA_SUSPENDED,
+    &metrics::REPLICA_SHADOW,
+    &metrics::REPLICA_CAPACITY,
+    &metrics::REPLICA_RUNNING,
+    &metrics::REPLICA_WAITING,
+    &metrics::REPLICA_REPORT_AGE,
+    &metrics::REPLICA_KV_USAGE,
+];
+
+const HEALTH: [(Health, &str); 3] = [
+    (Health::Healthy, "healthy"),
+    (Health::Unhealthy, "unhealthy"),
+    (Health::Draining, "draining"),
+];
+
+/// Arrangements that routing does not understand.
+const UNSUPPORTED: [&str; 3] = ["data_parallel", "disaggregated", "weighted"];
+
+/// What a replica's report told of its arrangement.
+#[derive(Debug, Clone, Copy, Default)]
+pub struct Topology {
+    pub data_parallel: bool,
+    pub disaggregated: bool,
+}
+
+/// What the leader found that is not in the table.
+#[derive(Debug, Default)]
+pub struct Findings {
+    pub topology: HashMap<ReplicaId, Topology>,
+    /// Members of clusters with unequal weights, by cluster.
+    pub weighted: HashMap<String, usize>,
+    /// Members that found no place, by cluster.
+    pub unplaced: HashMap<String, usize>,
+}
+
+impl Findings {
+    /// How many replicas of a cluster are in each of the arrangements of [`UNSUPPORTED`].
+    fn unsupported(&self, table: &ReplicaTable, cluster: &str) -> [(&'static str, u64); 3] {
+        let [data_parallel, disaggregated, weighted] = UNSUPPORTED;
+        let topologies = || {
+            let of_cluster = table.in_cluster(cluster);
+            of_cluster.filter_map(|replica| self.topology.get(&replica.id))
+        };
+        let weights = self.weighted.get(cluster).copied().unwrap_or_default();
+        [
+            (data_parallel, topologies().filter(|found| found.data_parallel).count() as u64),
+            (disaggregated, topologies().filter(|found| found.disaggregated).count() as u64),
+            (weighted, weights as u64),
+        ]
+    }
+}
+
+/// See the module.
+pub struct Gauges {
+    config: Rc<Config>,
+    seat: Rc<Seat>,
+    /// Clusters and addresses of the replicas whose gauges may not be 0.
+    reported: Vec<(String, String)>,
+}
+
+impl Gauges {
+    pub fn new(config: Rc<Config>, seat: Rc<Seat>) -> Self {
+        Self { config, seat, reported: Vec::new() }
+    }
+
+    /// Goes on for another configuration that names the same clusters.
+    pub fn reconfigure(&mut self, config: Rc<Config>, seat: Rc<Seat>) {
+        self.config = config;
+        self.seat = seat;
+    }
+
+    fn spoken_for(&self, table: &ReplicaTable) -> Vec<(String, String)> {
+        let clusters: Vec<&str> = self.config.clusters.iter().map(|c| c.name.as_str()).collect();
+        let ours: Vec<&str> =
+            clusters.into_iter().filter(|cluster| self.seat.speaks_for(cluster)).collect();
+        let replicas = table.iter().filter(|replica| ours.contains(&replica.cluster.as_str()));
+        replicas.map(|replica| (replica.cluster.clone(), replica.address.clone())).collect()
+    }
+
+    /// Takes over from a leader that has reported this table.
+    pub fn take_over(&mut self, table: &ReplicaTable) {
+        for replica in self.spoken_for(table) {
+            if !self.reported.contains(&replica) {
+                self.reported.push(replica);
+            }
+        }
+    }
+
+    pub fn report(
+        &mut self,
+        link: &Link,
+        table: &ReplicaTable,
+        findings: &mut Findings,
+        now: Moment,
+    ) {
+        findings.topology.retain(|id, _| table.by_id(*id).is_some());
+        let spoken_for = self.spoken_for(table);
+        if spoken_for != self.reported {
+            for (cluster, address) in &self.reported {
+                if !spoken_for.iter().any(|(c, a)| c == cluster && a == address) {
+                    clear_replica(cluster, address);
+                }
+            }
+            self.reported = spoken_for;
+        }
+        if self.seat.is_newest() {
+            let (alive, ready) = link.count_vms();
+            meters::record(&metrics::VMS, &["all"], alive);
+            meters::record(&metrics::VMS, &["ready"], ready);
+        }
+        let (charges, strikes) = (link.all_charges(now), link.all_strikes());
+        for cluster in self.config.clusters.iter().map(|cluster| cluster.name.as_str()) {
+            if !self.seat.speaks_for(cluster) {
+                continue;
+            }
+            let unplaced = findings.unplaced.get(cluster).copied().unwrap_or_default();
+            meters::record(&metrics::UNPLACED_REPLICAS, &[cluster], unplaced as u64);
+            for (kind, count) in findings.unsupported(table, cluster) {
+                meters::record(&metrics::UNSUPPORTED_TOPOLOGY, &[cluster, kind], count);
+            }
+            for (health, label) in HEALTH {
+                let replicas = table.in_cluster(cluster);
+                let count = replicas.filter(|replica| replica.health == health).count();
+                meters::record(&metrics::REPLICAS, &[cluster, label], count as u64);
+            }
+            for replica in table.in_cluster(cluster) {
+                report_replica(link, replica, &charges, &strikes, now);
+            }
+        }
+    }
+
+    /// The root ends: what it set is taken back where nobody else sets it any more.
+    pub fn end(&mut self) {
+        for (cluster, address) in std::mem::take(&mut self.reported) {
+            if !Seat::is_named(&cluster) {
+                clear_replica(&cluster, &address);
+            }
+        }
+        for cluster in self.config.clusters.iter().map(|cluster| cluster.name.as_str()) {
+            if !Seat::is_named(cluster) {
+                meters::clear(&metrics::UNPLACED_REPLICAS, &[cluster]);
+                UNSUPPORTED.iter().for_each(|kind| {
+                    meters::clear(&metrics::UNSUPPORTED_TOPOLOGY, &[cluster, kind]);
+                });
+                HEALTH.iter().for_each(|(_, label)| {
+                    meters::clear(&metrics::REPLICAS, &[cluster, label]);
+                });
+            }
+        }
+    }
+}
+
+fn clear_replica(cluster: &str, address: &str) {
+    OF_REPLICA.iter().for_each(|gauge| meters::clear(gauge, &[cluster, address]));
+}
+
+fn report_replica(
+    link: &Link,
+    replica: &Replica,
+    charges: &Charges,
+    strikes: &Strikes,
+    now: Moment,
+) {
+    let labels = [replica.cluster.as_str(), replica.address.as_str()];
+    let charge = charges.of(replica.id);
+    meters::record(&metrics::REPLICA_IN_FLIGHT, &labels, charge.requests.into());
+    meters::record(&metrics::REPLICA_UNFINISHED, &labels, charge.unfinished_tokens);
+    let suspended = strikes.of(replica.id).is_suspended();
+    meters::record(&metrics::REPLICA_SUSPENDED, &labels, suspended.into());
+    let held = link.index().held_blocks(replica.id) as u64;
+    meters::record(&metrics::REPLICA_SHADOW, &labels, held);
+    meters::record(&metrics::REPLICA_CAPACITY, &labels, link.capacity(replica.id) as u64);
+    let Some(load) = replica.load else { return };
+    meters::record(&metrics::REPLICA_RUNNING, &labels, load.running.into());
+    meters::record(&metrics::REPLICA_WAITING, &labels, load.waiting.into());
+    let age = u64::try_from(now.since(load.at).as_millis()).unwrap_or(u64::MAX);
+    meters::record(&metrics::REPLICA_REPORT_AGE, &labels, age);
+    if let Some(usage) = load.kv_usage {
+        meters::record(&metrics::REPLICA_KV_USAGE, &labels, (usage * 100.0) as u64);
+    }
+}

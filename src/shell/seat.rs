@@ -1,0 +1,64 @@
+//! A root context's seat among those of its VM: what it may do is [`crate::share::roots`]' part.
+
+use crate::config::Config;
+use crate::share::roots::Roots;
+use std::cell::{Cell, RefCell};
+
+thread_local! {
+    /// Statics are a VM's own, and all its roots'.
+    static ROOTS: RefCell<Roots> = RefCell::default();
+
+    /// Whether any of them has served a request: the main thread's serve none.
+    static HAS_TRAFFIC: Cell<bool> = const { Cell::new(false) };
+}
+
+/// See the module.
+pub struct Seat {
+    number: u64,
+}
+
+impl Seat {
+    pub fn new(config: &Config) -> Self {
+        let clusters = config.clusters.iter().map(|cluster| cluster.name.clone()).collect();
+        let added = ROOTS.with(|roots| Some(roots.try_borrow_mut().ok()?.add(clusters)));
+        Self { number: added.unwrap_or_default() }
+    }
+
+    pub fn is_newest(&self) -> bool {
+        ask(|roots| roots.is_newest(self.number))
+    }
+
+    pub fn speaks_for(&self, cluster: &str) -> bool {
+        ask(|roots| roots.speaks_for(self.number, cluster))
+    }
+
+    /// Whether any root of this VM still has to do with a cluster.
+    pub fn is_named(cluster: &str) -> bool {
+        ask(|roots| roots.is_named(cluster))
+    }
+
+    /// Whether this VM has served a request, under any configuration. `own`: under this one.
+    pub fn vm_has_traffic(own: bool) -> bool {
+        HAS_TRAFFIC.set(HAS_TRAFFIC.get() || own);
+        HAS_TRAFFIC.get()
+    }
+
+    /// The root ends.
+    pub fn leave(&self) {
+        ROOTS.with(|roots| {
+            if let Ok(mut roots) = roots.try_borrow_mut() {
+                roots.remove(self.number);
+            }
+        });
+    }
+}
+
+fn ask(question: impl FnOnce(&Roots) -> bool) -> bool {
+    ROOTS.with(|roots| roots.try_borrow().is_ok_and(|roots| question(&roots)))
+}
+
+impl Drop for Seat {
+    fn drop(&mut self) {
+        self.leave();
+    }
+}
