@@ -1,7 +1,8 @@
 //! Fuzzing as an ordinary test: each target gets some hundred inputs made from its seeds, the same in every run.
 //!
 //! `WARMPATH_FUZZ_SECONDS=60 cargo test --test fuzz NAME -- --nocapture` makes new ones for a minute a target, from
-//! `WARMPATH_FUZZ_SEED` on. An input that fails is printed and kept in `.work/fuzz`. `scripts/fuzz.sh` runs the same targets
+//! `WARMPATH_FUZZ_SEED` on. An input that fails is printed and kept in `.work/fuzz`; with `WARMPATH_FUZZ_TRACE` each is, before it
+//! runs, since the stack's end or the memory's takes the whole process along. `scripts/fuzz.sh` runs the same targets
 //! guided by coverage. What was found has a test beside the code that it broke.
 #![expect(
     clippy::expect_used,
@@ -39,15 +40,16 @@ impl Drop for Running<'_> {
             let Self { target, seed, input } = self;
             let shown = String::from_utf8_lossy(&input[..input.len().min(2000)]);
             eprintln!("{target}, seed {seed}, {} bytes: {shown:?}", input.len());
-            let kept = format!(".work/fuzz/{target}-{seed}");
-            if std::fs::create_dir_all(".work/fuzz")
-                .and_then(|()| std::fs::write(&kept, input))
-                .is_ok()
-            {
-                eprintln!("kept as {kept}");
-            }
+            keep(&format!("{target}-{seed}"), input);
         }
     }
+}
+
+fn keep(name: &str, input: &[u8]) {
+    let folder = std::path::Path::new(".work/fuzz");
+    let kept =
+        std::fs::create_dir_all(folder).and_then(|()| std::fs::write(folder.join(name), input));
+    eprintln!("{name}: {kept:?}");
 }
 
 fn run(target: &Target) {
@@ -66,7 +68,7 @@ fn run(target: &Target) {
         let mut random = Random::new(seed);
         let input = mutate::make(&mut random, &seeds, target.words);
         if std::env::var_os("WARMPATH_FUZZ_TRACE").is_some() {
-            eprintln!("{}, seed {seed}, {} bytes", target.name, input.len());
+            keep(&format!("{}-running", target.name), &input);
         }
         let took = one(target, seed, &input);
         slowest = slowest.max((took, seed));
