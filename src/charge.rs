@@ -34,6 +34,9 @@ impl Charge {
 /// a cost by a microsecond, and keeping it would make the map grow with every replica ever used.
 const FORGOTTEN_TOKENS: f64 = 1.0;
 
+/// More tokens than any replica can be sent within a half-life.
+const MOST_RECENT_TOKENS: f64 = 1e12;
+
 /// Charges by replica.
 #[derive(Debug, Clone, PartialEq, Default)]
 pub struct Charges {
@@ -82,9 +85,11 @@ impl Charges {
         }
     }
 
-    /// Puts a charge as read from another VM's value.
+    /// Puts a charge as read from another VM's value. Numbers that no VM writes are cut: below zero
+    /// they would draw all requests to one replica, and infinite ones make costs that do not compare.
     pub fn insert(&mut self, replica: ReplicaId, charge: Charge) {
-        self.by_replica.insert(replica, charge);
+        let recent_tokens = charge.recent_tokens.clamp(0.0, MOST_RECENT_TOKENS);
+        self.by_replica.insert(replica, Charge { recent_tokens, ..charge });
     }
 
     /// One replica's charge; nothing when it has none.
@@ -149,6 +154,15 @@ mod tests {
         sum.add(&b, at(2), HALF_LIFE);
         assert_eq!(sum.of(R).requests, 2);
         assert!((sum.of(R).recent_tokens - 150.0).abs() < 1e-9);
+    }
+
+    #[test]
+    fn recent_tokens_that_nobody_writes_are_cut() {
+        let mut charges = Charges::default();
+        for (written, read) in [(-1e300, 0.0), (f64::MAX, 1e12), (7.0, 7.0)] {
+            charges.insert(R, Charge { recent_tokens: written, ..Charge::default() });
+            assert_eq!(charges.of(R).recent_tokens.to_bits(), f64::to_bits(read), "{written}");
+        }
     }
 
     #[test]

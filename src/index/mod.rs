@@ -304,6 +304,18 @@ mod tests {
     }
 
     #[test]
+    fn a_count_of_uses_beyond_reason_does_not_begin_again() {
+        let mut index = PrefixIndex::new();
+        let run = Run { replica: REPLICA, used: u64::MAX, parent: None, blocks: hashes(&[1]) };
+        index.import(&run);
+        index.settle(REPLICA, 2);
+        index.record(REPLICA, 2, None, &hashes(&[2]));
+        index.record(REPLICA, 2, None, &hashes(&[3]));
+        check_overlap(&index, &[1], 0);
+        check_overlap(&index, &[3], 1);
+    }
+
+    #[test]
     fn what_stays_while_an_index_is_handed_on_arrives() {
         let mut index = PrefixIndex::new();
         index.record(REPLICA, 5, None, &hashes(&[1, 2]));

@@ -9,6 +9,10 @@ use crate::tokens::blocks::BlockHash;
 /// Blocks of one run at most: a step of handing on is some microseconds.
 const RUN_BLOCKS: usize = 1024;
 
+/// No replica is used more often: what says so is wrong, and counting on from the largest number there is would start
+/// again at zero, with the newest uses as the oldest.
+const MOST_USES: u64 = 1 << 62;
+
 /// Whether a node can be reached from the root.
 #[derive(Clone, Copy, PartialEq, Eq)]
 enum Reach {
@@ -48,7 +52,8 @@ impl Shadow {
     }
 
     pub(super) fn import(&mut self, run: &Run) {
-        self.uses = self.uses.max(run.used);
+        let run_used = run.used.min(MOST_USES);
+        self.uses = self.uses.max(run_used);
         let mut parent = run.parent.map(|hash| match self.by_hash.get(&hash) {
             Some(index) => *index,
             None => self.put_transferred(hash, Tenant::Named, None, 0),
@@ -57,12 +62,12 @@ impl Shadow {
             parent = Some(match self.by_hash.get(hash).copied() {
                 Some(index) => {
                     if let Some(node) = self.node_mut(index) {
-                        let used = node.used.max(run.used);
+                        let used = node.used.max(run_used);
                         *node = Node { tenant: Tenant::Block, parent, used, ..*node };
                     }
                     index
                 }
-                None => self.put_transferred(*hash, Tenant::Block, parent, run.used),
+                None => self.put_transferred(*hash, Tenant::Block, parent, run_used),
             });
         }
     }

@@ -28,7 +28,7 @@ pub(super) fn check(source: &str) -> Result<(), String> {
         let inside = from.get(2..).unwrap_or_default();
         rest = if from.starts_with("{#") {
             inside.split_once("#}").map_or("", |(_, after)| after)
-        } else if from.starts_with("{%") && first_word(inside) == "raw" {
+        } else if from.starts_with("{%") && is_tag(inside, "raw") {
             after_raw(inside)
         } else if from.starts_with("{%") || from.starts_with("{{") {
             if from.starts_with("{%") {
@@ -70,11 +70,21 @@ fn first_word(block: &str) -> &str {
     block.get(..end.unwrap_or(block.len())).unwrap_or_default()
 }
 
+/// Whether a block is this word and nothing else. Only such a one ends a raw block: taking another for its end would hide
+/// what follows the real one.
+fn is_tag(block: &str, word: &str) -> bool {
+    let space = |c: char| c.is_ascii_whitespace();
+    let block = block.strip_prefix(['-', '+']).unwrap_or(block).trim_start_matches(space);
+    let Some(end) = block.strip_prefix(word) else { return false };
+    let end = end.trim_start_matches(space);
+    end.strip_prefix(['-', '+']).unwrap_or(end).starts_with("%}")
+}
+
 /// What follows a raw block, in which nothing counts.
 fn after_raw(block: &str) -> &str {
     let mut rest = block;
     while let Some((_, inside)) = rest.split_once("{%") {
-        if first_word(inside) == "endraw" {
+        if is_tag(inside, "endraw") {
             return inside;
         }
         rest = inside;
@@ -167,6 +177,12 @@ mod tests {
             check_refused(&format!(
                 "{{% raw %}}{{{{ '{{% endraw %}}{before}{}{after}",
                 link.repeat(20_000)
+            ));
+        }
+        let hidden = "-".repeat(20_000) + "a";
+        for not_the_end in ["{% endraw x %}", "{% endraws %}", "{% endraw", "{%- - endraw %}"] {
+            check_refused(&format!(
+                "{{% raw %}}{not_the_end}{{#{{% endraw %}}{{{{ {hidden} }}}}#}}"
             ));
         }
         for (open, close) in [("(", ")"), ("[", "]"), ("{0:", "}")] {
