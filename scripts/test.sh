@@ -183,7 +183,7 @@ step_versions() {
     local version
     for version in $TABLE_VERSIONS; do
         echo "Envoy $version"
-        ENVOY_BIN=$("$root/scripts/envoy.sh" "$version") in_envoy bodies:: leaving:: framing:: security:: is_valid
+        ENVOY_BIN=$("$root/scripts/envoy.sh" "$version") in_envoy bodies:: leaving:: framing:: security:: shapes:: is_valid
     done
     for version in $VALIDATE_VERSIONS; do
         echo "Envoy $version"

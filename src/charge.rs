@@ -175,4 +175,58 @@ mod tests {
         charges.forget_idle(at(60), HALF_LIFE);
         assert_eq!(charges.iter().map(|(replica, _)| replica).collect::<Vec<_>>(), [R]);
     }
+
+    #[test]
+    fn any_order_of_ends_leaves_nothing_in_flight_and_is_never_below_nothing() {
+        let half_life = Duration::from_secs(5);
+        let mut charges = Charges::default();
+        let mut under_way: Vec<(ReplicaId, u64, bool)> = Vec::new();
+        let mut state = 1_u64;
+        let mut now = Moment::default();
+        for _ in 0..200_000 {
+            state = state.wrapping_mul(0x5851_F42D_4C95_7F2D).wrapping_add(0x1405_7B7E_F767_814F);
+            let chance = (state >> 33) as usize;
+            now = now.plus(Duration::from_millis(1));
+            // Thousands of replicas, one after the other.
+            let replica =
+                ReplicaId { slot: (chance % 8) as u32, incarnation: (now.0 >> 33) as u32 };
+            match chance >> 8 & 3 {
+                0 | 1 if under_way.len() < 100 => {
+                    let uncached = (chance >> 10 & 1023) as u64;
+                    charges.start(replica, uncached, now, half_life);
+                    under_way.push((replica, uncached, false));
+                }
+                2 if !under_way.is_empty() => {
+                    let place = chance % under_way.len();
+                    let (replica, uncached, began) = &mut under_way[place];
+                    if !*began {
+                        charges.answer_began(*replica, *uncached);
+                        *began = true;
+                    }
+                }
+                _ if !under_way.is_empty() => {
+                    let (replica, uncached, began) =
+                        under_way.swap_remove(chance % under_way.len());
+                    if !began {
+                        charges.answer_began(replica, uncached);
+                    }
+                    charges.end(replica);
+                    charges.forget_idle(now, half_life);
+                }
+                _ => {}
+            }
+            let of: Vec<_> = under_way.iter().filter(|(other, ..)| *other == replica).collect();
+            let waiting: u64 = of.iter().filter(|(.., began)| !began).map(|(_, n, _)| n).sum();
+            let charge = charges.of(replica);
+            assert_eq!((charge.requests as usize, charge.unfinished_tokens), (of.len(), waiting));
+        }
+        for (replica, uncached, began) in under_way {
+            if !began {
+                charges.answer_began(replica, uncached);
+            }
+            charges.end(replica);
+        }
+        charges.forget_idle(now.plus(Duration::from_secs(3600)), half_life);
+        assert_eq!(charges, Charges::default(), "one of each replica that ever was");
+    }
 }

@@ -134,12 +134,10 @@ fn readme_shows_verbatim_parts_of_the_shipped_configurations() {
 #[test]
 fn variants_of_the_shipped_configuration_differ_where_they_say() {
     let main = document("envoy/envoy.yaml");
-    let own = |line: &&str| {
-        let of_admin = ["port_value: 9901", "# Loopback only:", "# private-admin.yaml"]
-            .iter()
-            .any(|part| line.contains(part));
-        !line.starts_with('#') && !of_admin
-    };
+    let (before, after) = main.split_once("\nadmin:\n").unwrap();
+    let (_, after) = after.split_once("\n\n").unwrap();
+    let main = [before, after].join("\n");
+    let own = |line: &&str| !line.starts_with('#') && !line.contains("port_value: 9901");
     for (name, variant) in envoy_files() {
         let mut lines = variant.lines();
         for line in main.lines().filter(own) {
@@ -150,7 +148,7 @@ fn variants_of_the_shipped_configuration_differ_where_they_say() {
 
 #[test]
 fn every_path_that_a_document_names_exists() {
-    for name in ["README.md", "ARCHITECTURE.md", "CHANGELOG.md"] {
+    for name in ["README.md", "ARCHITECTURE.md", "CHANGELOG.md", "docs/limits.md"] {
         let text = document(name);
         let quoted = text.split('`').skip(1).step_by(2);
         let roots = ["src/", "tests/", "scripts/", "envoy/", ".ci/", "examples/", "docs/"];
@@ -160,6 +158,59 @@ fn every_path_that_a_document_names_exists() {
             assert!(found, "{name} names {path}, which is not there");
         }
     }
+}
+
+/// The text of every file of Rust below a folder.
+fn sources(folder: &Path) -> String {
+    let entries = std::fs::read_dir(folder);
+    let entries = entries.unwrap_or_else(|error| panic!("{}: {error}", folder.display()));
+    let mut text = String::new();
+    for path in entries.filter_map(|entry| Some(entry.ok()?.path())) {
+        if path.is_dir() {
+            text.push_str(&sources(&path));
+        } else if path.extension().is_some_and(|extension| extension == "rs") {
+            text.push_str(&std::fs::read_to_string(&path).unwrap_or_default());
+        }
+    }
+    text
+}
+
+/// The names of all tests, and of the steps of `scripts/test.sh`.
+fn tests() -> BTreeSet<String> {
+    let root = Path::new(env!("CARGO_MANIFEST_DIR"));
+    let text = sources(&root.join("src")) + &sources(&root.join("tests"));
+    let name = |after: &str| {
+        let (_, rest) = after.split_once("fn ")?;
+        Some(rest.split_once('(')?.0.to_owned())
+    };
+    let mut names: BTreeSet<String> = text.split("#[test]").skip(1).filter_map(name).collect();
+    let script = document("scripts/test.sh");
+    let step = |line: &str| Some(line.strip_prefix("step_")?.split_once("()")?.0.to_owned());
+    names.extend(script.lines().filter_map(step).map(|name| format!("step_{name}")));
+    names
+}
+
+#[test]
+fn each_complaint_from_the_field_has_a_test_or_a_reason() {
+    let limits = document("docs/limits.md");
+    let (_, complaints) = limits.split_once("## Complaints").unwrap();
+    let (tests, mut seen) = (tests(), BTreeSet::new());
+    for line in complaints.lines().filter(|line| line.starts_with("| ") && !line.contains("---")) {
+        let cells: Vec<&str> = line.trim_matches('|').split(" | ").map(str::trim).collect();
+        let &[number, complaint, source, by] = cells.as_slice() else { panic!("{line}") };
+        if number.is_empty() {
+            continue;
+        }
+        assert!(seen.insert(number.to_owned()) && !complaint.is_empty(), "{line}");
+        assert!(source.starts_with('[') && source.contains("](https://"), "{line}");
+        let named: Vec<&str> = by.split('`').skip(1).step_by(2).collect();
+        let limit = by.split_once("limit: ").map_or("", |(_, reason)| reason);
+        assert!(!named.is_empty() || !limit.is_empty(), "{line}");
+        for name in named {
+            assert!(tests.contains(name), "no test is called {name}");
+        }
+    }
+    assert!(seen.len() >= 58, "only {} complaints", seen.len());
 }
 
 #[test]

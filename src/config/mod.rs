@@ -464,6 +464,15 @@ mod tests {
             &with(r#","poll_interval_ms":1"#),
             "poll_interval_ms: expected a whole number from 50 to 60000, found 1",
         );
+        for wrong in ["0", "-1", "1000000000", "\"16\"", "1.5", "1e300", "[16]"] {
+            let expected = "expected a whole number from 1 to 65536";
+            let found: Value = serde_json::from_str(wrong).unwrap();
+            check_error(
+                &with(&format!(r#","default_block_size":{wrong}"#)),
+                &format!("default_block_size: {expected}, found {found}"),
+            );
+        }
+        assert!(Config::parse(with(r#","default_block_size":1"#).as_bytes()).is_ok());
         check_error(
             &with(r#","explain":{"request_header":"a b","secret":"s"}"#),
             "explain.request_header: expected a header name, found \"a b\"",

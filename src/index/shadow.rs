@@ -193,3 +193,69 @@ impl Shadow {
         self.nodes.get_mut(index as usize)
     }
 }
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    /// Bytes that the shadow has asked the allocator for, as the host's own words are sized: no
+    /// fewer than in a VM.
+    fn bytes(shadow: &Shadow) -> usize {
+        // hashbrown keeps a byte for each bucket, and fills seven of eight.
+        let buckets = shadow.by_hash.capacity().div_ceil(7) * 8;
+        buckets * (size_of::<(BlockHash, NodeIndex)>() + 1)
+            + shadow.nodes.capacity() * size_of::<Node>()
+            + shadow.free.capacity() * size_of::<NodeIndex>()
+            + shadow.leaves.capacity() * size_of::<Reverse<(u64, NodeIndex)>>()
+    }
+
+    /// Prompts that share nothing, some used twice, of a few blocks each.
+    fn use_prompts(shadow: &mut Shadow, from: u64, count: u64) {
+        for prompt in from..from + count {
+            let blocks: Vec<BlockHash> =
+                (0..1 + prompt % 4).map(|n| BlockHash((prompt << 3) + n)).collect();
+            shadow.record(None, &blocks);
+            if prompt % 3 == 0 {
+                shadow.record(None, &blocks);
+            }
+            if prompt % 50 == 0 {
+                shadow.forget(&blocks);
+            }
+        }
+    }
+
+    #[test]
+    fn millions_of_prompts_take_no_more_memory_than_the_first_that_fill_it() {
+        const CAPACITY: usize = 10_000;
+        // Fifty times what fits, or as many as somebody cares to wait for.
+        let prompts = std::env::var("WARMPATH_PROMPTS").ok();
+        let prompts = prompts.map_or(200_000, |count| count.parse().expect("a number of prompts"));
+        let mut shadow = Shadow::new(Seeded(7));
+        shadow.set_capacity(CAPACITY);
+        use_prompts(&mut shadow, 0, 20_000);
+        let early = bytes(&shadow);
+        use_prompts(&mut shadow, 20_000, prompts);
+        // And one that is in use without a pause, so that nothing else is evicted.
+        for _ in 0..100_000 {
+            shadow.record(None, &[BlockHash(7)]);
+        }
+        assert_eq!(shadow.len(), CAPACITY);
+        // One prompt goes in before others go out.
+        assert!(shadow.nodes.len() <= CAPACITY + 4, "{}", shadow.nodes.len());
+        assert!(shadow.leaves.len() <= 2 * CAPACITY + 17, "{}", shadow.leaves.len());
+        assert!(bytes(&shadow) <= 2 * early, "{early} bytes, then {}", bytes(&shadow));
+    }
+
+    #[test]
+    fn a_full_shadow_takes_the_bytes_a_block_that_its_bound_counts_on() {
+        // Just beyond a power of two, where tables have just doubled.
+        for capacity in [66_000, 131_000] {
+            let mut shadow = Shadow::new(Seeded(7));
+            shadow.set_capacity(capacity);
+            use_prompts(&mut shadow, 0, capacity as u64);
+            assert_eq!(shadow.len(), capacity);
+            let each = bytes(&shadow) / capacity;
+            assert!(each <= 120, "{each} bytes a block");
+        }
+    }
+}

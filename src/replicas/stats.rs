@@ -380,7 +380,18 @@ mod tests {
                 assert_eq!((report.running, report.kv_usage), (None, None), "{name} {value}");
             }
         }
-        check("vllm:cache_config_info{block_size=\"0\",num_gpu_blocks=\"0\"} 1", None);
+        for value in ["0", "-1", "16.5", "4294967296", "1e9", "sixteen", ""] {
+            for (series, size, blocks) in [
+                ("vllm:cache_config_info", "block_size", "num_gpu_blocks"),
+                ("vllm:cache_config_info", "effective_attention_block_size", "num_gpu_blocks"),
+                ("sglang:cache_config_info", "page_size", "num_pages"),
+            ] {
+                let page = format!("{series}{{{size}=\"{value}\",{blocks}=\"{value}\"}} 1");
+                check(&page, None);
+            }
+        }
+        let one = "sglang:cache_config_info{page_size=\"1\"} 1";
+        check(one, Some(Report { block_size: BlockSize::new(1), ..Report::default() }));
     }
 
     #[test]

@@ -19,6 +19,11 @@ use xxhash_rust::xxh3::xxh3_64_with_seed;
 /// Replicas named in the routing header: the choice and two to retry on.
 pub const MAX_RANKED: usize = 3;
 
+/// Most block sizes that a prompt is hashed by. Each is one pass over its tokens (a millisecond
+/// for a million), so a fleet whose thousand replicas each claimed another would hold the thread
+/// for a second. Engines of one model have one or two; those beyond count as holding nothing.
+const MAX_BLOCK_SIZES: usize = 8;
+
 /// The head of a prompt that decides among equals. Shorter, and prompts that differ only after a
 /// long system prompt would all go to one replica; longer, and the turns of one conversation
 /// would not meet on theirs while nothing is known of them.
@@ -254,12 +259,15 @@ fn unsuspended<'a>(view: &View<'_>, serving: Vec<&'a Replica>) -> (Vec<&'a Repli
     (candidates, suspended)
 }
 
-/// The prompt's chain, once for each block size among the replicas.
+/// The prompt's chain, once for each block size among the replicas, up to [`MAX_BLOCK_SIZES`].
 fn chains(config: &RouteConfig, replicas: &[&Replica], question: &Question<'_>) -> Vec<Chain> {
     let PromptKnowledge::Tokens { tokens, seed } = question.prompt else { return Vec::new() };
     let mut chains: Vec<Chain> = Vec::new();
     for replica in replicas {
         let block_size = replica.block_size.unwrap_or(config.default_block_size);
+        if chains.len() == MAX_BLOCK_SIZES {
+            break;
+        }
         if !chains.iter().any(|chain| chain.block_size() == block_size) {
             chains.push(Chain::new(seed, block_size, tokens));
         }
@@ -710,6 +718,42 @@ mod tests {
             decision.ranked.iter().find(|c| c.id.slot == slot).map(|c| c.overlap_tokens).unwrap()
         };
         assert_eq!((overlap(0), overlap(1)), (992, 960));
+    }
+
+    #[test]
+    fn replicas_that_claim_a_thousand_block_sizes_are_hashed_for_a_few() {
+        let mut fleet = fleet(200);
+        for slot in 0..200 {
+            // Among them the smallest and the largest that can be claimed.
+            let size = [1, u32::MAX, 16].get(slot as usize).copied().unwrap_or(17 + slot);
+            fleet.slot(slot, |replica| replica.block_size = BlockSize::new(size));
+        }
+        let tokens = prompt(1, 1000);
+        let seed = ChainSeed::new("m", None);
+        let question = Question {
+            cluster: "pool",
+            model_names: &[],
+            prompt: PromptKnowledge::Tokens { tokens: &tokens, seed },
+            answer_limit: None,
+            tie_seed: 0,
+        };
+        let replicas: Vec<&Replica> = fleet.table.iter().collect();
+        assert_eq!(chains(&fleet.config, &replicas, &question).len(), MAX_BLOCK_SIZES);
+        let sixteen = Chain::new(seed, BlockSize::new(16).unwrap(), &tokens);
+        let (holder, beyond) = (fleet.table.at(2).unwrap().id, fleet.table.at(199).unwrap().id);
+        fleet.index.record(holder, 1000, None, sixteen.hashes());
+        let decision = fleet.ask(&tokens);
+        let chosen = decision.chosen().unwrap();
+        assert_eq!((chosen.id, chosen.overlap_tokens), (holder, 992));
+        // One beyond them can still be chosen, and nothing is recorded of it.
+        for slot in 0..199 {
+            fleet.slot(slot, |replica| replica.health = Health::Draining);
+        }
+        fleet.slot(0, |replica| replica.health = Health::Healthy);
+        let all: Vec<Chain> = chains(&fleet.config, &[], &question);
+        assert!(all.is_empty());
+        fleet.slot(0, |replica| replica.health = Health::Draining);
+        assert_eq!(fleet.ask(&tokens).chosen().unwrap().id, beyond);
     }
 
     #[test]

@@ -465,12 +465,14 @@ mod tests {
 
     type Values = BTreeMap<String, (Vec<u8>, u32)>;
 
-    /// Shared data in the memory of one thread.
+    /// Shared data in the memory of one thread, and what was read of it: keys and sizes.
     #[derive(Clone, Default)]
-    struct Data(Rc<RefCell<Values>>);
+    struct Data(Rc<RefCell<Values>>, Rc<RefCell<Vec<(String, usize)>>>);
 
     impl Store for Data {
         fn get(&self, key: &str) -> (Option<Vec<u8>>, Option<u32>) {
+            let bytes = self.0.borrow().get(key).map_or(0, |(value, _)| value.len());
+            self.1.borrow_mut().push((key.to_owned(), bytes));
             match self.0.borrow().get(key) {
                 Some((value, mark)) => ((!value.is_empty()).then(|| value.clone()), Some(*mark)),
                 None => (None, None),
@@ -717,6 +719,42 @@ mod tests {
             assert!(link.index().replicas().count() <= 1);
             assert_eq!(link.table().places().count(), 10);
         }
+    }
+
+    #[test]
+    fn what_a_decision_reads_does_not_grow_with_what_is_known() {
+        let mut envoy = Envoy::new(3);
+        let reads_of = |envoy: &mut Envoy| {
+            envoy.links[2].refresh(envoy.now);
+            envoy.data.1.borrow_mut().clear();
+            envoy.links[2].refresh(envoy.now);
+            std::mem::take(&mut *envoy.data.1.borrow_mut())
+        };
+        let (few, bytes_before) = sum(&reads_of(&mut envoy));
+        let table: Vec<String> =
+            (0..1000).map(|n| format!("10.9.{}.{}:1", n / 250, n % 250)).collect();
+        let addresses: Vec<&str> = table.iter().map(String::as_str).collect();
+        envoy.set_members(&addresses);
+        let held = long_history(&mut envoy) * PROMPT_BLOCKS;
+        assert!(held > 100_000);
+        let reads = reads_of(&mut envoy);
+        let (many, bytes) = sum(&reads);
+        assert_eq!(few, many, "{reads:?}");
+        assert!(bytes <= bytes_before + 100, "{bytes_before} bytes, then {bytes}: {reads:?}");
+        assert!(many <= 2 + 2 * envoy.links.len(), "{reads:?}");
+
+        // A new version of the table is read once by each VM, whoever asks how often.
+        envoy.set_members(&addresses[1..]);
+        envoy.data.1.borrow_mut().clear();
+        (0..50).for_each(|_| envoy.links[2].refresh(envoy.now));
+        let reads = envoy.data.1.borrow();
+        let large: Vec<_> = reads.iter().filter(|(_, bytes)| *bytes > 10_000).collect();
+        assert_eq!(large.len(), 1, "{large:?}");
+    }
+
+    /// How many reads, and of how many bytes together.
+    fn sum(reads: &[(String, usize)]) -> (usize, usize) {
+        (reads.len(), reads.iter().map(|(_, bytes)| bytes).sum())
     }
 
     #[test]

@@ -303,6 +303,7 @@ impl io::Write for Bounded {
 #[cfg(test)]
 mod tests {
     use super::*;
+    use crate::request::{self, Api, Input};
 
     fn json(text: &str) -> Map<String, Json> {
         serde_json::from_str(text).expect(text)
@@ -410,6 +411,28 @@ mod tests {
         let variables = format!(r#"{{"x": {deep}}}"#);
         check("{{ x | tojson }}", &variables, &deep);
         check("{{ x }}", &variables, &deep.replace('"', "'"));
+    }
+
+    #[test]
+    fn texts_and_parts_are_rendered_as_each_kind_of_template_takes_them() {
+        let of_text = "{% for m in messages %}<{{ m.content }}>{% endfor %}";
+        let of_parts = "{% for m in messages %}{% for part in m.content %}<{{ part.text }}>{% endfor %}{% endfor %}";
+        let (text, one) = (r#""a""#, r#"[{"type": "text", "text": "a"}]"#);
+        let two = r#"[{"type": "text", "text": "a"}, {"type": "text", "text": "b"}]"#;
+        for (source, content, expected) in [
+            (of_text, text, "<a>"),
+            (of_text, one, "<a>"),
+            (of_text, two, "<a\nb>"),
+            (of_parts, text, "<a>"),
+            (of_parts, one, "<a>"),
+            (of_parts, two, "<a><b>"),
+        ] {
+            let body = format!(r#"{{"messages": [{{"role": "user", "content": {content}}}]}}"#);
+            let prompt = request::parse(Api::Chat, body.as_bytes()).expect("a prompt");
+            let Input::Chat(chat) = &prompt.input else { panic!("a chat") };
+            let template = ChatTemplate::compile(source, &BTreeMap::new()).expect("compile");
+            assert_eq!(template.render(chat, 0).as_deref(), Ok(expected), "{source} {content}");
+        }
     }
 
     #[test]

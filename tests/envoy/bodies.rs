@@ -384,6 +384,20 @@ fn uploads_stream_through_untouched() {
         let scrape = rig.scrape().await;
         assert_eq!(scrape.sum("warmpath_requests_total", &[("reason", "not_inference")]), 2.0);
         assert_eq!(memory().await, before, "the filter took none of it");
+
+        // 100 MB in 450 kB, which nobody here inflates.
+        let bomb = Ask::post(CHAT, gzip(&vec![b' '; 100 << 20]));
+        let bomb = bomb.header("content-encoding", "gzip");
+        rig.send(&bomb).await;
+        let (memory_before, rss_before) = (memory().await, rig.memory_bytes());
+        for _ in 0..5 {
+            assert_eq!(rig.send(&bomb).await.status, 400, "the replica's answer");
+        }
+        assert!(rig.received().iter().any(|seen| seen.body_sha256 == bomb.sha256()));
+        assert_eq!(memory().await, memory_before);
+        assert!(rig.memory_bytes() < rss_before + 50e6, "it was inflated");
+        let scrape = rig.scrape().await;
+        assert_eq!(scrape.sum("warmpath_requests_total", &[("reason", "content_encoding")]), 6.0);
         rig.finish().await;
     });
 }

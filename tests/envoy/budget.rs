@@ -179,6 +179,56 @@ fn many_large_bodies_at_once_do_not_fill_a_vm() {
     });
 }
 
+/// Coding agents at work: 200 messages of 6 kB each, a quarter of it common to all.
+#[test]
+fn a_crowd_of_long_conversations_is_answered_and_holds_no_worker() {
+    with_envoy(
+        "a_crowd_of_long_conversations_is_answered_and_holds_no_worker",
+        |files| async move {
+            let mut plan = plan();
+            plan.workers = 4;
+            let rig = Rig::start(&files, plan).await;
+            refuse(&rig);
+            let texts: Vec<String> = (0..60).map(|seed| words(seed, 850)).collect();
+            let asks: Vec<Ask> = (0..50)
+                .map(|client| {
+                    let text =
+                        |n: usize| if n < 50 { &texts[n] } else { &texts[(n * client) % 60] };
+                    let role = |n| if n % 2 == 0 { "user" } else { "assistant" };
+                    let messages: Vec<Value> =
+                        (0..200).map(|n| json!({"role": role(n), "content": text(n)})).collect();
+                    Ask::chat(&json!({"model": ALIAS, "messages": messages, "max_tokens": 1}))
+                })
+                .collect();
+            let bytes = asks[0].body.len();
+            assert!((1_000_000..1_500_000).contains(&bytes), "{bytes} bytes");
+            let mut beside = rig.connect_to_each(1).await;
+            let mut crowd = send_all(&rig, asks);
+            let (mut answered, mut small) = (0, 0);
+            while answered < 50 {
+                for connection in beside.iter_mut().flatten() {
+                    assert_eq!(connection.send(&Ask::get("/ping")).await.status, 200);
+                    small += 1;
+                }
+                while let Some(status) = crowd.try_join_next() {
+                    assert_eq!(status.unwrap(), 400, "the replica's answer");
+                    answered += 1;
+                }
+                sleep(Duration::from_millis(5)).await;
+            }
+            assert!(small >= 8, "{small} others were answered meanwhile");
+            for (name, count) in rig.plain_stats("watchdog_mega_miss").await {
+                assert_eq!(count, 0.0, "{name}");
+            }
+            let mut reasons = rig.scrape().await.by("warmpath_requests_total", "reason");
+            reasons.remove("not_inference");
+            let read = ["cold", "prefix", "prefix_busy"];
+            assert!(reasons.keys().all(|reason| read.contains(&reason.as_str())), "{reasons:?}");
+            rig.finish().await;
+        },
+    );
+}
+
 #[test]
 fn clients_may_leave_while_their_prompts_are_read() {
     with_envoy("clients_may_leave_while_their_prompts_are_read", |files| async move {

@@ -3,9 +3,14 @@
 use crate::client::{Ask, Connection};
 use crate::harness::{Plan, Rig, until, with_envoy};
 use crate::prompts::{chat, cold_choice, streamed};
+use crate::stats::Scrape;
 use http_body_util::BodyExt;
 use serde_json::json;
 use std::net::SocketAddr;
+use std::time::Duration;
+use tokio::task::JoinSet;
+use tokio::time::{sleep, timeout};
+use warmpath::mock::control::{Control, Fail};
 
 #[test]
 fn a_client_that_leaves_is_no_longer_in_flight() {
@@ -120,6 +125,91 @@ fn a_refused_request_goes_to_the_next_of_the_list() {
         assert!(again.usage().cached_tokens > 0);
         let scrape = rig.scrape().await;
         assert_eq!(scrape.sum("warmpath_prediction_total", &[("result", "over")]), 0.0);
+        rig.finish().await;
+    });
+}
+
+/// Clients at once.
+const CLIENTS: u64 = 24;
+
+/// One client's requests, each of which ends in one way or another.
+async fn ends(address: SocketAddr, client: u64, requests: u64) {
+    for number in 0..requests {
+        let seed = client * 10_000 + number;
+        let body = chat(seed % 300, 20 + seed as usize % 90, 1 + seed % 20);
+        let way = seed.wrapping_mul(0x9E37_79B9_7F4A_7C15) >> 61;
+        let Ok(mut connection) = Connection::try_open(address).await else { continue };
+        match way {
+            // Whatever the answer is, or whether it is cut, it is read to its end.
+            0..=2 => {
+                connection.try_send(&Ask::chat(&body)).await;
+            }
+            3 | 4 => {
+                connection.try_send(&Ask::chat(&streamed(&body))).await;
+            }
+            // Gone before the answer, or in it.
+            5 => {
+                let moment = Duration::from_micros(seed % 5_000);
+                let _ = timeout(moment, connection.try_send(&Ask::chat(&body))).await;
+            }
+            6 => {
+                let endless = streamed(&chat(seed % 300, 40, 20_000));
+                if let Ok(mut response) = connection.try_begin(&Ask::chat(&endless)).await {
+                    let _ = response.body_mut().frame().await;
+                }
+            }
+            _ => {
+                connection.try_send(&Ask::post("/v1/chat/completions", "{")).await;
+            }
+        }
+    }
+}
+
+/// Lets one replica after the other fail in another way, and be well again.
+fn trouble(rig: &Rig, round: usize) {
+    for handle in &rig.replicas {
+        handle.replica.set_control(|control| *control = Control::default());
+    }
+    let ill = &rig.replicas[round % rig.replicas.len()].replica;
+    ill.set_control(|control| match round % 5 {
+        0 => control.fail = Some(Fail { status: 500, count: None }),
+        1 => control.refuse = true,
+        2 => control.cut_after = Some(2),
+        3 => control.fail = Some(Fail { status: 429, count: None }),
+        _ => {}
+    });
+}
+
+#[test]
+fn thousands_of_ends_leave_nothing_in_flight() {
+    with_envoy("thousands_of_ends_leave_nothing_in_flight", |files| async move {
+        let rig = Rig::start(&files, Plan::new(2, 4)).await;
+        let mut clients = JoinSet::new();
+        for client in 0..CLIENTS {
+            clients.spawn(ends(rig.address, client, 150));
+        }
+        let in_flight = |scrape: &Scrape| scrape.by("warmpath_replica_in_flight", "replica");
+        let mut most = 0;
+        for round in 0.. {
+            trouble(&rig, round);
+            // Below zero it would be close to 2^64. What a client has left may still be on its way out.
+            for (replica, count) in in_flight(&rig.scrape().await) {
+                assert!(count <= 4 * CLIENTS, "{count} in flight at {replica}");
+                most = most.max(count);
+            }
+            while let Some(client) = clients.try_join_next() {
+                client.unwrap();
+            }
+            if clients.is_empty() {
+                break;
+            }
+            sleep(Duration::from_millis(100)).await;
+        }
+        assert!(most > 0, "nothing was ever in flight");
+        let scrape = rig.scrape().await;
+        let reasons = scrape.by("warmpath_requests_total", "reason");
+        assert!(reasons.values().sum::<u64>() >= 3_000, "{reasons:?}");
+        assert!(scrape.sum("warmpath_failed_responses_total", &[("class", "none")]) > 50.0);
         rig.finish().await;
     });
 }

@@ -55,6 +55,8 @@ mod requests;
 #[cfg(test)]
 mod security;
 #[cfg(test)]
+mod shapes;
+#[cfg(test)]
 mod start;
 #[cfg(test)]
 mod stress;

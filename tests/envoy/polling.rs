@@ -5,7 +5,7 @@ use crate::fleet::file;
 use crate::harness::{Plan, Rig, fast_replica, fresh_folder, start_replica, with_envoy};
 use crate::prompts::chat;
 use crate::shipped::endpoints;
-use crate::stats::Scrape;
+use crate::stats::{Scrape, reasons_between};
 use serde_json::json;
 use warmpath::mock::control::MetricsMode;
 
@@ -61,6 +61,44 @@ fn metrics_that_tell_nothing_make_a_replica_neither_idle_nor_full() {
             let scrape = rig.scrape().await;
             assert!(scrape.sum("warmpath_replica_restarts_total", &[]) >= 1.0, "backwards");
             odd.replica.set_control(|control| control.metrics = MetricsMode::Normal);
+            rig.finish().await;
+        },
+    );
+}
+
+/// Nobody tells anything any more: what was told goes stale, and requests go by what this Envoy sends itself.
+#[test]
+fn without_any_report_every_request_is_answered_and_all_replicas_get_some() {
+    with_envoy(
+        "without_any_report_every_request_is_answered_and_all_replicas_get_some",
+        |files| async move {
+            let plan = Plan::new(1, 4).plugin(|plugin| {
+                plugin["stale_after_ms"] = json!(200);
+                plugin["poll_timeout_ms"] = json!(300);
+            });
+            let rig = Rig::start(&files, plan).await;
+            let modes =
+                [MetricsMode::Error, MetricsMode::Slow, MetricsMode::Empty, MetricsMode::Html];
+            for (handle, mode) in rig.replicas.iter().zip(modes) {
+                handle.replica.set_control(|control| control.metrics = mode);
+            }
+            rig.eventually("only old reports", |scrape| {
+                let ages = scrape.by("warmpath_replica_report_age_ms", "replica");
+                ages.len() == 4 && ages.values().all(|age| *age > 500)
+            })
+            .await;
+            let before = rig.scrape().await;
+            let mut connection = rig.connect().await;
+            let mut counts = std::collections::BTreeMap::<String, u32>::new();
+            for seed in 0..80 {
+                let answer = connection.send(&Ask::chat(&chat(seed, 150, 1))).await;
+                assert_eq!(answer.status, 200);
+                *counts.entry(answer.replica().to_owned()).or_default() += 1;
+            }
+            // A fair share is 20.
+            assert!(counts.len() == 4 && counts.values().all(|count| *count >= 6), "{counts:?}");
+            let reasons = reasons_between(&before, &rig.scrape().await);
+            assert_eq!(reasons.into_iter().collect::<Vec<_>>(), [("cold".to_owned(), 80)]);
             rig.finish().await;
         },
     );

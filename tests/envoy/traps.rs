@@ -3,12 +3,12 @@
 //! A trap cuts the worker's streams in flight, whatever is configured. All else must go on.
 
 use crate::client::{Ask, Connection};
-use crate::harness::{Files, Plan, Rig, from_env, skip, until, with_envoy};
+use crate::harness::{Files, Plan, Rig, from_env, skip, until, validate, with_envoy};
 use crate::prompts::{chat, reusable, streamed};
 use crate::security::wishes_are_ignored;
 use crate::wire::first_frame;
 use std::time::Duration;
-use tokio::time::timeout;
+use tokio::time::{Instant, timeout};
 
 const TRAP: &str = "x-warmpath-trap";
 
@@ -125,16 +125,58 @@ fn a_trap_of_whoever_polls_leaves_it_to_another() {
     });
 }
 
+/// What is documented of each policy: what the filter's own failure costs. All else is the same whatever the policy.
+const POLICIES: [(&str, u16); 4] = [
+    ("failure_policy: FAIL_CLOSED", 503),
+    ("failure_policy: FAIL_OPEN", 200),
+    ("failure_policy: FAIL_RELOAD", 200),
+    // Deprecated, and the only one that spares the streams of the worker that trapped.
+    ("fail_open: true", 200),
+];
+
+fn with_policy(plan: &mut Plan, policy: &str) {
+    if !policy.ends_with("RELOAD") {
+        let backoff = "                reload_config: {backoff: {base_interval: 0.1s}}\n";
+        plan.config.replace(backoff, "");
+        plan.config.replace("failure_policy: FAIL_RELOAD", policy);
+    }
+}
+
 #[test]
 fn a_failed_filter_does_as_it_was_told() {
     with_traps("a_failed_filter_does_as_it_was_told", |files| async move {
-        for (policy, status) in [("FAIL_CLOSED", 503), ("FAIL_OPEN", 200)] {
+        for (policy, status) in POLICIES {
+            // A wrong configuration is refused, also where the filter may fail.
             let mut plan = Plan::new(1, 4);
-            plan.config
-                .replace("failure_policy: FAIL_RELOAD", &format!("failure_policy: {policy}"));
+            with_policy(&mut plan, policy);
+            let mut wrong = plan.config.clone();
+            wrong.set_files(&files.wasm, &files.prepared);
+            wrong.change_plugin(|plugin| plugin["max_bodybytes"] = 1.into());
+            let refusal = validate(&files, &wrong).expect_err(policy);
+            assert!(refusal.contains("max_bodybytes"), "{policy}: {refusal}");
+
+            // While nothing is known of the replicas, requests are Envoy's own to place.
+            let plan = Plan { early: true, ..plan }.plugin(|plugin| {
+                plugin["clusters"][0]["admin_cluster"] = "nowhere".into();
+            });
             let rig = Rig::start(&files, plan).await;
+            for seed in 0..10 {
+                let answer = rig.send(&Ask::chat(&chat(seed, 60, 1))).await;
+                assert_eq!(answer.status, 200, "{policy}");
+            }
+            let unknown = [("reason", "no_replicas")];
+            assert_eq!(rig.scrape().await.sum("warmpath_requests_total", &unknown), 10.0);
+
             let ask = Ask::chat(&chat(1, 60, 1)).header(TRAP, "request_headers");
-            assert_eq!(rig.send(&ask).await.status, 503, "{policy}");
+            let of_the_trap = if policy == "fail_open: true" { 200 } else { 503 };
+            assert_eq!(rig.send(&ask).await.status, of_the_trap, "{policy}");
+            if policy.ends_with("RELOAD") {
+                // A VM that is younger than 0.1 to 0.15 s is not replaced yet.
+                let end = Instant::now() + SOON;
+                while rig.send(&Ask::chat(&chat(1, 60, 1))).await.status == 503 {
+                    assert!(Instant::now() < end, "no fresh VM");
+                }
+            }
             for seed in 0..10 {
                 let answer = rig.send(&Ask::chat(&chat(seed, 60, 1))).await;
                 assert_eq!(answer.status, status, "{policy}");
@@ -143,6 +185,11 @@ fn a_failed_filter_does_as_it_was_told() {
                 // Nothing but Envoy's own removal stands between a client and the load balancer.
                 wishes_are_ignored(&rig).await;
             }
+            // And with nobody to serve it, a request is answered by Envoy, soon.
+            for handle in &rig.replicas {
+                handle.replica.set_control(|control| control.refuse = true);
+            }
+            assert_eq!(rig.send(&Ask::chat(&chat(1, 60, 1))).await.status, 503, "{policy}");
         }
     });
 }
