@@ -29,6 +29,10 @@ const RENDEZVOUS_TOKENS: usize = 2048;
 /// higher lets it pile up.
 const TIE_LOAD_BOUND: f64 = 1.25;
 
+/// Block sizes for which one prompt is hashed: a fleet has one, and two while it is changed. A replica of a further one
+/// goes by load, so that what replicas say of themselves does not multiply the work.
+const MAX_BLOCK_SIZES: usize = 4;
+
 /// What a request asks for, as far as the choice depends on it.
 #[derive(Debug, Clone)]
 pub struct Question<'a> {
@@ -53,6 +57,13 @@ pub enum PromptKnowledge<'a> {
         tokens: &'a [u32],
         /// Model and salt.
         seed: ChainSeed,
+    },
+    /// Its tokens' number, and the chains of them, hashed beforehand for [`block_sizes`].
+    Hashed {
+        /// Token ids.
+        prompt_tokens: u32,
+        /// One for each block size.
+        chains: &'a [Chain],
     },
     /// Only why not, and how many tokens it may have.
     Unknown {
@@ -183,9 +194,19 @@ pub fn decide(config: &RouteConfig, view: &View<'_>, question: &Question<'_>) ->
         Err(reason) => return Decision::unrouted(reason),
     };
     let (replicas, suspended) = unsuspended(view, serving);
-    let chains = chains(config, &replicas, question);
+    let hashed_here: Vec<Chain>;
+    let chains = match question.prompt {
+        PromptKnowledge::Hashed { chains, .. } => chains,
+        PromptKnowledge::Tokens { tokens, seed } => {
+            let sizes = sizes(config, replicas.iter().copied());
+            hashed_here = sizes.into_iter().map(|size| Chain::new(seed, size, tokens)).collect();
+            &hashed_here
+        }
+        PromptKnowledge::Unknown { .. } => &[],
+    };
     let prompt_tokens = match question.prompt {
         PromptKnowledge::Tokens { tokens, .. } => u32::try_from(tokens.len()).unwrap_or(u32::MAX),
+        PromptKnowledge::Hashed { prompt_tokens, .. } => prompt_tokens,
         PromptKnowledge::Unknown { estimated_tokens, .. } => estimated_tokens,
     };
     let in_flight: f64 =
@@ -196,9 +217,9 @@ pub fn decide(config: &RouteConfig, view: &View<'_>, question: &Question<'_>) ->
         neighbours: in_flight / replicas.len() as f64,
     };
     let mut candidates: Vec<Candidate> =
-        replicas.iter().map(|replica| weigh(config, view, &request, replica, &chains)).collect();
+        replicas.iter().map(|replica| weigh(config, view, &request, replica, chains)).collect();
     candidates.sort_by(|a, b| a.cost.total().total_cmp(&b.cost.total()));
-    let winner = break_tie(config, &candidates, &chains, question.tie_seed);
+    let winner = break_tie(config, &candidates, chains, question.tie_seed);
     if winner > 0 {
         // The others keep their order by cost.
         if let Some(head) = candidates.get_mut(..=winner) {
@@ -208,9 +229,9 @@ pub fn decide(config: &RouteConfig, view: &View<'_>, question: &Question<'_>) ->
     let best_overlap = candidates.iter().map(|c| c.overlap_tokens).max().unwrap_or(0);
     candidates.truncate(MAX_RANKED);
     let chosen = candidates.first();
-    let chain = chosen.and_then(|chosen| {
-        chains.into_iter().find(|chain| chain.block_size() == chosen.block_size)
-    });
+    let chain = chosen
+        .and_then(|chosen| chains.iter().find(|chain| chain.block_size() == chosen.block_size))
+        .cloned();
     let reason = reason(question, chosen, chain.as_ref(), best_overlap);
     Decision { reason, ranked: candidates, chain, prompt_tokens, suspended }
 }
@@ -254,17 +275,20 @@ fn unsuspended<'a>(view: &View<'_>, serving: Vec<&'a Replica>) -> (Vec<&'a Repli
     (candidates, suspended)
 }
 
-/// The prompt's chain, once for each block size among the replicas.
-fn chains(config: &RouteConfig, replicas: &[&Replica], question: &Question<'_>) -> Vec<Chain> {
-    let PromptKnowledge::Tokens { tokens, seed } = question.prompt else { return Vec::new() };
-    let mut chains: Vec<Chain> = Vec::new();
+/// The block sizes for which a prompt of this cluster is to be hashed.
+pub fn block_sizes(config: &RouteConfig, table: &ReplicaTable, cluster: &str) -> Vec<BlockSize> {
+    sizes(config, table.in_cluster(cluster))
+}
+
+fn sizes<'a>(config: &RouteConfig, replicas: impl Iterator<Item = &'a Replica>) -> Vec<BlockSize> {
+    let mut sizes = Vec::new();
     for replica in replicas {
-        let block_size = replica.block_size.unwrap_or(config.default_block_size);
-        if !chains.iter().any(|chain| chain.block_size() == block_size) {
-            chains.push(Chain::new(seed, block_size, tokens));
+        let size = replica.block_size.unwrap_or(config.default_block_size);
+        if sizes.len() < MAX_BLOCK_SIZES && !sizes.contains(&size) {
+            sizes.push(size);
         }
     }
-    chains
+    sizes
 }
 
 /// What is the same for every candidate.
@@ -357,7 +381,7 @@ fn reason(
     if let PromptKnowledge::Unknown { reason, .. } = question.prompt {
         return reason;
     }
-    if chain.is_none_or(|chain| chain.hashes().is_empty()) {
+    if chain.is_some_and(|chain| chain.hashes().is_empty()) {
         return Reason::ShortPrompt;
     }
     match chosen.map_or(0, |candidate| candidate.overlap_tokens) {
@@ -710,6 +734,17 @@ mod tests {
             decision.ranked.iter().find(|c| c.id.slot == slot).map(|c| c.overlap_tokens).unwrap()
         };
         assert_eq!((overlap(0), overlap(1)), (992, 960));
+    }
+
+    #[test]
+    fn block_sizes_without_end_are_not_all_hashed() {
+        let mut fleet = fleet(9);
+        for slot in 0..9 {
+            fleet.slot(slot, |replica| replica.block_size = BlockSize::new(2 + slot));
+        }
+        let sizes = block_sizes(&fleet.config, &fleet.table, "pool");
+        assert_eq!(sizes, [2, 3, 4, 5].map(|size| BlockSize::new(size).unwrap()));
+        assert_eq!(fleet.ask(&prompt(1, 100)).reason, Reason::Cold);
     }
 
     #[test]
