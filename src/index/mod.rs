@@ -12,6 +12,8 @@
 mod shadow;
 mod transfer;
 
+pub use transfer::Settling;
+
 #[cfg(test)]
 mod naive;
 
@@ -125,10 +127,21 @@ impl PrefixIndex {
         }
     }
 
-    /// Bounds a replica's shadow by the engine's real capacity, evicting at once what is over it.
+    /// Bounds a replica's shadow by the engine's real capacity. What is over it goes with the next records and
+    /// [`Self::shrink`].
     pub fn set_capacity(&mut self, replica: ReplicaId, capacity_blocks: usize) {
         if let Some(shadow) = self.shadows.get_mut(&replica) {
             shadow.set_capacity(capacity_blocks);
+        }
+    }
+
+    /// Evicts what is over capacities that have shrunk, at most so many blocks.
+    pub fn shrink(&mut self, mut most: usize) {
+        for shadow in self.shadows.values_mut() {
+            if most == 0 {
+                return;
+            }
+            most -= shadow.evict(most);
         }
     }
 
@@ -167,12 +180,9 @@ impl PrefixIndex {
         self.shadow(run.replica).import(run);
     }
 
-    /// Makes what was taken in of a replica usable, without what cannot be reached.
-    pub fn settle(&mut self, replica: ReplicaId, capacity_blocks: usize) {
-        if let Some(shadow) = self.shadows.get_mut(&replica) {
-            shadow.settle();
-            shadow.set_capacity(capacity_blocks);
-        }
+    /// Goes on making what was taken in of a replica usable, without what cannot be reached. Whether all of it is.
+    pub fn settle(&mut self, replica: ReplicaId, settling: &mut Settling) -> bool {
+        self.shadows.get_mut(&replica).is_none_or(|shadow| shadow.settle(settling))
     }
 
     /// Whose blocks are known.
@@ -242,11 +252,23 @@ mod tests {
     }
 
     #[test]
-    fn a_smaller_capacity_takes_effect_at_once() {
+    fn a_smaller_capacity_takes_effect_in_steps() {
         let mut index = PrefixIndex::new();
-        index.record(REPLICA, 10, None, &hashes(&[1, 2, 3, 4]));
-        index.set_capacity(REPLICA, 2);
+        let other = ReplicaId { slot: 9, ..REPLICA };
+        for replica in [REPLICA, other] {
+            index.record(replica, 10, None, &hashes(&[1, 2, 3, 4]));
+            index.set_capacity(replica, 2);
+        }
+        for left in [8, 5, 4, 4] {
+            assert_eq!(index.held_blocks(REPLICA) + index.held_blocks(other), left);
+            index.shrink(3);
+        }
         check_overlap(&index, &[1, 2, 3, 4], 2);
+    }
+
+    fn settle(index: &mut PrefixIndex) {
+        let mut settling = Settling::default();
+        while !index.settle(REPLICA, &mut settling) {}
     }
 
     /// Hands an index on, with `between` done to it after each run.
@@ -259,7 +281,7 @@ mod tests {
             copy.import(&run);
             between(index);
         }
-        copy.settle(REPLICA, 5);
+        settle(&mut copy);
         copy
     }
 
@@ -294,7 +316,7 @@ mod tests {
         copy.import(&run(1, None, &[1]));
         // Nobody writes this: a circle must end all the same.
         copy.import(&run(1, Some(BlockHash(21)), &[20, 21]));
-        copy.settle(REPLICA, 5);
+        settle(&mut copy);
         assert_eq!(copy.held_blocks(REPLICA), 3);
         check_overlap(&copy, &[1, 2, 3], 3);
         check_overlap(&copy, &[9, 10], 0);
@@ -308,7 +330,7 @@ mod tests {
         let mut index = PrefixIndex::new();
         let run = Run { replica: REPLICA, used: u64::MAX, parent: None, blocks: hashes(&[1]) };
         index.import(&run);
-        index.settle(REPLICA, 2);
+        settle(&mut index);
         index.record(REPLICA, 2, None, &hashes(&[2]));
         index.record(REPLICA, 2, None, &hashes(&[3]));
         check_overlap(&index, &[1], 0);

@@ -10,6 +10,9 @@ use hashbrown::HashMap;
 use std::cmp::Reverse;
 use std::collections::BinaryHeap;
 
+/// Blocks evicted with one record beyond as many as it brings, where a capacity has shrunk: some milliseconds at most.
+const EVICTED_AT_ONCE: usize = 4 << 10;
+
 /// A position in [`Shadow::nodes`].
 pub(super) type NodeIndex = u32;
 
@@ -64,7 +67,6 @@ impl Shadow {
 
     pub(super) fn set_capacity(&mut self, capacity: usize) {
         self.capacity = capacity;
-        self.evict();
     }
 
     pub(super) fn overlap_blocks(&self, chain: &[BlockHash]) -> usize {
@@ -90,7 +92,7 @@ impl Shadow {
         if let Some(index) = last {
             self.touch(index);
         }
-        self.evict();
+        self.evict(blocks.len() + EVICTED_AT_ONCE);
         Recorded::Held
     }
 
@@ -120,6 +122,11 @@ impl Shadow {
         index
     }
 
+    /// Notes a leaf that was not among them.
+    pub(super) fn add_leaf(&mut self, index: NodeIndex, used: u64) {
+        self.leaves.push(Reverse((used, index)));
+    }
+
     fn touch(&mut self, index: NodeIndex) {
         let used = self.uses;
         if let Some(node) = self.node_mut(index) {
@@ -135,7 +142,7 @@ impl Shadow {
         }
     }
 
-    pub(super) fn rebuild_leaves(&mut self) {
+    fn rebuild_leaves(&mut self) {
         self.leaves = self
             .by_hash
             .values()
@@ -146,17 +153,21 @@ impl Shadow {
             .collect();
     }
 
-    fn evict(&mut self) {
-        while self.by_hash.len() > self.capacity {
-            let Some(Reverse((used, index))) = self.leaves.pop() else { return };
+    /// Evicts what is over the capacity, at most so much. Returns how much that was.
+    pub(super) fn evict(&mut self, most: usize) -> usize {
+        let mut evicted = 0;
+        while evicted < most && self.by_hash.len() > self.capacity {
+            let Some(Reverse((used, index))) = self.leaves.pop() else { break };
             let Some(node) = self.nodes.get(index as usize).copied() else { continue };
             let is_stale = node.children > 0
                 || node.used != used
                 || self.by_hash.get(&node.hash) != Some(&index);
             if !is_stale {
                 self.remove_leaf(index, node);
+                evicted += 1;
             }
         }
+        evicted
     }
 
     pub(super) fn forget(&mut self, blocks: &[BlockHash]) {

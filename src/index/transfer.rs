@@ -13,8 +13,11 @@ const RUN_BLOCKS: usize = 1024;
 /// again at zero, with the newest uses as the oldest.
 const MOST_USES: u64 = 1 << 62;
 
+/// Nodes looked at in one step of settling: a millisecond or two, since each is looked at once by each pass.
+const SETTLED_AT_ONCE: usize = 32 << 10;
+
 /// Whether a node can be reached from the root.
-#[derive(Clone, Copy, PartialEq, Eq)]
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
 enum Reach {
     Unknown,
     /// Being looked at: to come here again is to go in circles.
@@ -82,52 +85,103 @@ impl Shadow {
         self.put(Node { hash, tenant, parent, children: 0, used })
     }
 
-    /// Drops what cannot be reached from the root, and counts children anew.
-    pub(super) fn settle(&mut self) {
-        let reach = self.reach();
-        for (index, reach) in (0..).zip(reach) {
-            let Some(node) = self.node_mut(index) else { break };
-            node.children = 0;
-            let hash = node.hash;
-            if reach == Reach::No && node.tenant != Tenant::Nobody {
-                self.vacate(index, hash);
+    /// Drops what cannot be reached from the root and counts children anew, some nodes at a time. Whether all is done.
+    pub(super) fn settle(&mut self, settling: &mut Settling) -> bool {
+        let from = settling.next;
+        let to = from.saturating_add(SETTLED_AT_ONCE).min(self.nodes.len());
+        for index in from..to {
+            match settling.pass {
+                Pass::Reach => settling.reach(&self.nodes, index),
+                Pass::Drop => self.drop_unreached(settling, index),
+                Pass::Children => self.count_child(index),
+                Pass::Leaves => self.note_leaf(index),
             }
         }
-        for index in 0..self.nodes.len() {
-            let held = self.nodes.get(index).filter(|node| node.tenant == Tenant::Block);
-            let parent = held.and_then(|node| node.parent);
-            if let Some(parent) = parent.and_then(|parent| self.node_mut(parent)) {
-                parent.children += 1;
-            }
+        settling.next = to;
+        if to < self.nodes.len() {
+            return false;
         }
-        self.rebuild_leaves();
+        settling.next = 0;
+        settling.pass = match settling.pass {
+            Pass::Reach => Pass::Drop,
+            Pass::Drop => Pass::Children,
+            Pass::Children => Pass::Leaves,
+            Pass::Leaves => return true,
+        };
+        false
     }
 
-    fn reach(&self) -> Vec<Reach> {
-        let mut all = vec![Reach::Unknown; self.nodes.len()];
-        let mut path = Vec::new();
-        for start in 0..self.nodes.len() {
-            let mut at = Some(start);
-            let reached = loop {
-                let Some(index) = at else { break Reach::Yes };
-                let Some((node, reach)) = self.nodes.get(index).zip(all.get_mut(index)) else {
-                    break Reach::No;
-                };
-                match *reach {
-                    Reach::Unknown if node.tenant == Tenant::Block => *reach = Reach::Asked,
-                    Reach::Unknown | Reach::Asked => break Reach::No,
-                    known => break known,
-                }
-                path.push(index);
-                at = node.parent.map(|parent| parent as usize);
+    fn drop_unreached(&mut self, settling: &Settling, index: usize) {
+        let is_reached = settling.reach.get(index) == Some(&Reach::Yes);
+        let Some(node) = self.nodes.get_mut(index) else { return };
+        node.children = 0;
+        let hash = node.hash;
+        if !is_reached && node.tenant != Tenant::Nobody {
+            // A shadow has far fewer than 2^32 nodes.
+            self.vacate(NodeIndex::try_from(index).unwrap_or(NodeIndex::MAX), hash);
+        }
+    }
+
+    fn count_child(&mut self, index: usize) {
+        let held = self.nodes.get(index).filter(|node| node.tenant == Tenant::Block);
+        let parent = held.and_then(|node| node.parent);
+        if let Some(parent) = parent.and_then(|parent| self.node_mut(parent)) {
+            parent.children += 1;
+        }
+    }
+
+    fn note_leaf(&mut self, index: usize) {
+        let Some(node) = self.nodes.get(index) else { return };
+        if node.tenant == Tenant::Block && node.children == 0 {
+            let used = node.used;
+            self.add_leaf(NodeIndex::try_from(index).unwrap_or(NodeIndex::MAX), used);
+        }
+    }
+}
+
+/// How far a shadow that was taken in is settled.
+#[derive(Debug, Default)]
+pub struct Settling {
+    pass: Pass,
+    /// The node to begin the next step at.
+    next: usize,
+    reach: Vec<Reach>,
+    path: Vec<usize>,
+}
+
+/// What is done to every node before the next of these begins.
+#[derive(Debug, Clone, Copy, Default)]
+enum Pass {
+    #[default]
+    Reach,
+    Drop,
+    Children,
+    Leaves,
+}
+
+impl Settling {
+    /// Finds out whether a node can be reached. What lies between it and the root is found out by the way.
+    fn reach(&mut self, nodes: &[Node], start: usize) {
+        self.reach.resize(nodes.len(), Reach::Unknown);
+        let mut at = Some(start);
+        let reached = loop {
+            let Some(index) = at else { break Reach::Yes };
+            let Some((node, reach)) = nodes.get(index).zip(self.reach.get_mut(index)) else {
+                break Reach::No;
             };
-            for index in path.drain(..) {
-                if let Some(reach) = all.get_mut(index) {
-                    *reach = reached;
-                }
+            match *reach {
+                Reach::Unknown if node.tenant == Tenant::Block => *reach = Reach::Asked,
+                // What only was named, and what goes in circles.
+                Reach::Unknown | Reach::Asked => break Reach::No,
+                known => break known,
+            }
+            self.path.push(index);
+            at = node.parent.map(|parent| parent as usize);
+        };
+        for index in self.path.drain(..) {
+            if let Some(reach) = self.reach.get_mut(index) {
+                *reach = reached;
             }
         }
-        // What is left is what only was named.
-        all.iter().map(|reach| if *reach == Reach::Yes { Reach::Yes } else { Reach::No }).collect()
     }
 }

@@ -151,6 +151,10 @@ pub const MAX_REPLICAS: usize = 1024;
 /// each); half would cut those short, double leaves too little for two roots and a long prompt.
 pub const MAX_SHADOW_BLOCKS: usize = 2 << 20;
 
+/// Most blocks that one of them holds: eight million tokens in blocks of 16. The tables of a shadow grow by doubling, which
+/// takes ten milliseconds at this size; doubled, twice that in one callback.
+pub const MAX_REPLICA_BLOCKS: usize = 1 << 19;
+
 impl ReplicaTable {
     /// Every replica, in slot order.
     pub fn iter(&self) -> impl Iterator<Item = &Replica> {
@@ -158,12 +162,12 @@ impl ReplicaTable {
     }
 
     /// How many blocks of a replica are worth remembering: as many as it says it has (`default`
-    /// when it does not), within an equal share of [`MAX_SHADOW_BLOCKS`]. A replica that claims
+    /// when it does not), within [`MAX_REPLICA_BLOCKS`] and an equal share of [`MAX_SHADOW_BLOCKS`]. A replica that claims
     /// four billion, or a thousand of them, must not fill the VM's memory.
     pub fn shadow_blocks(&self, id: ReplicaId, default: u32) -> usize {
         let reported = self.by_id(id).and_then(|replica| replica.capacity_blocks);
         let share = MAX_SHADOW_BLOCKS / self.slots.len().max(1);
-        (reported.unwrap_or(default) as usize).min(share)
+        (reported.unwrap_or(default) as usize).min(share).min(MAX_REPLICA_BLOCKS)
     }
 
     /// The replicas of one Envoy cluster.
@@ -328,7 +332,7 @@ mod tests {
         let (first, second) = (id(&table, "a:1"), id(&table, "b:1"));
         let report = stats::Report { capacity_blocks: Some(u32::MAX), ..stats::Report::default() };
         table.set_report(first.slot, &report, 0, Moment::default());
-        assert_eq!(table.shadow_blocks(first, 7), MAX_SHADOW_BLOCKS / 2);
+        assert_eq!(table.shadow_blocks(first, 7), MAX_REPLICA_BLOCKS);
         assert_eq!(table.shadow_blocks(second, 7), 7);
         let many: Vec<Member> = (0..MAX_REPLICAS).map(|n| member(&format!("{n}:1"))).collect();
         table.set_members("c", &many);

@@ -19,11 +19,6 @@ use xxhash_rust::xxh3::xxh3_64_with_seed;
 /// Replicas named in the routing header: the choice and two to retry on.
 pub const MAX_RANKED: usize = 3;
 
-/// Most block sizes that a prompt is hashed by. Each is one pass over its tokens (a millisecond
-/// for a million), so a fleet whose thousand replicas each claimed another would hold the thread
-/// for a second. Engines of one model have one or two; those beyond count as holding nothing.
-const MAX_BLOCK_SIZES: usize = 8;
-
 /// The head of a prompt that decides among equals. Shorter, and prompts that differ only after a
 /// long system prompt would all go to one replica; longer, and the turns of one conversation
 /// would not meet on theirs while nothing is known of them.
@@ -33,6 +28,10 @@ const RENDEZVOUS_TOKENS: usize = 2048;
 /// mean. 1.25 is the bound of "consistent hashing with bounded loads": lower scatters a prefix,
 /// higher lets it pile up.
 const TIE_LOAD_BOUND: f64 = 1.25;
+
+/// Block sizes for which one prompt is hashed: a fleet has one, and two while it is changed. A replica of a further one
+/// goes by load, so that what replicas say of themselves does not multiply the work.
+const MAX_BLOCK_SIZES: usize = 4;
 
 /// What a request asks for, as far as the choice depends on it.
 #[derive(Debug, Clone)]
@@ -58,6 +57,13 @@ pub enum PromptKnowledge<'a> {
         tokens: &'a [u32],
         /// Model and salt.
         seed: ChainSeed,
+    },
+    /// Its tokens' number, and the chains of them, hashed beforehand for [`block_sizes`].
+    Hashed {
+        /// Token ids.
+        prompt_tokens: u32,
+        /// One for each block size.
+        chains: &'a [Chain],
     },
     /// Only why not, and how many tokens it may have.
     Unknown {
@@ -188,9 +194,19 @@ pub fn decide(config: &RouteConfig, view: &View<'_>, question: &Question<'_>) ->
         Err(reason) => return Decision::unrouted(reason),
     };
     let (replicas, suspended) = unsuspended(view, serving);
-    let chains = chains(config, &replicas, question);
+    let hashed_here: Vec<Chain>;
+    let chains = match question.prompt {
+        PromptKnowledge::Hashed { chains, .. } => chains,
+        PromptKnowledge::Tokens { tokens, seed } => {
+            let sizes = sizes(config, replicas.iter().copied());
+            hashed_here = sizes.into_iter().map(|size| Chain::new(seed, size, tokens)).collect();
+            &hashed_here
+        }
+        PromptKnowledge::Unknown { .. } => &[],
+    };
     let prompt_tokens = match question.prompt {
         PromptKnowledge::Tokens { tokens, .. } => u32::try_from(tokens.len()).unwrap_or(u32::MAX),
+        PromptKnowledge::Hashed { prompt_tokens, .. } => prompt_tokens,
         PromptKnowledge::Unknown { estimated_tokens, .. } => estimated_tokens,
     };
     let in_flight: f64 =
@@ -201,9 +217,9 @@ pub fn decide(config: &RouteConfig, view: &View<'_>, question: &Question<'_>) ->
         neighbours: in_flight / replicas.len() as f64,
     };
     let mut candidates: Vec<Candidate> =
-        replicas.iter().map(|replica| weigh(config, view, &request, replica, &chains)).collect();
+        replicas.iter().map(|replica| weigh(config, view, &request, replica, chains)).collect();
     candidates.sort_by(|a, b| a.cost.total().total_cmp(&b.cost.total()));
-    let winner = break_tie(config, &candidates, &chains, question.tie_seed);
+    let winner = break_tie(config, &candidates, chains, question.tie_seed);
     if winner > 0 {
         // The others keep their order by cost.
         if let Some(head) = candidates.get_mut(..=winner) {
@@ -213,9 +229,9 @@ pub fn decide(config: &RouteConfig, view: &View<'_>, question: &Question<'_>) ->
     let best_overlap = candidates.iter().map(|c| c.overlap_tokens).max().unwrap_or(0);
     candidates.truncate(MAX_RANKED);
     let chosen = candidates.first();
-    let chain = chosen.and_then(|chosen| {
-        chains.into_iter().find(|chain| chain.block_size() == chosen.block_size)
-    });
+    let chain = chosen
+        .and_then(|chosen| chains.iter().find(|chain| chain.block_size() == chosen.block_size))
+        .cloned();
     let reason = reason(question, chosen, chain.as_ref(), best_overlap);
     Decision { reason, ranked: candidates, chain, prompt_tokens, suspended }
 }
@@ -259,20 +275,20 @@ fn unsuspended<'a>(view: &View<'_>, serving: Vec<&'a Replica>) -> (Vec<&'a Repli
     (candidates, suspended)
 }
 
-/// The prompt's chain, once for each block size among the replicas, up to [`MAX_BLOCK_SIZES`].
-fn chains(config: &RouteConfig, replicas: &[&Replica], question: &Question<'_>) -> Vec<Chain> {
-    let PromptKnowledge::Tokens { tokens, seed } = question.prompt else { return Vec::new() };
-    let mut chains: Vec<Chain> = Vec::new();
+/// The block sizes for which a prompt of this cluster is to be hashed.
+pub fn block_sizes(config: &RouteConfig, table: &ReplicaTable, cluster: &str) -> Vec<BlockSize> {
+    sizes(config, table.in_cluster(cluster))
+}
+
+fn sizes<'a>(config: &RouteConfig, replicas: impl Iterator<Item = &'a Replica>) -> Vec<BlockSize> {
+    let mut sizes = Vec::new();
     for replica in replicas {
-        let block_size = replica.block_size.unwrap_or(config.default_block_size);
-        if chains.len() == MAX_BLOCK_SIZES {
-            break;
-        }
-        if !chains.iter().any(|chain| chain.block_size() == block_size) {
-            chains.push(Chain::new(seed, block_size, tokens));
+        let size = replica.block_size.unwrap_or(config.default_block_size);
+        if sizes.len() < MAX_BLOCK_SIZES && !sizes.contains(&size) {
+            sizes.push(size);
         }
     }
-    chains
+    sizes
 }
 
 /// What is the same for every candidate.
@@ -365,7 +381,7 @@ fn reason(
     if let PromptKnowledge::Unknown { reason, .. } = question.prompt {
         return reason;
     }
-    if chain.is_none_or(|chain| chain.hashes().is_empty()) {
+    if chain.is_some_and(|chain| chain.hashes().is_empty()) {
         return Reason::ShortPrompt;
     }
     match chosen.map_or(0, |candidate| candidate.overlap_tokens) {
@@ -730,15 +746,8 @@ mod tests {
         }
         let tokens = prompt(1, 1000);
         let seed = ChainSeed::new("m", None);
-        let question = Question {
-            cluster: "pool",
-            model_names: &[],
-            prompt: PromptKnowledge::Tokens { tokens: &tokens, seed },
-            answer_limit: None,
-            tie_seed: 0,
-        };
-        let replicas: Vec<&Replica> = fleet.table.iter().collect();
-        assert_eq!(chains(&fleet.config, &replicas, &question).len(), MAX_BLOCK_SIZES);
+        let sizes = block_sizes(&fleet.config, &fleet.table, "pool");
+        assert_eq!(sizes.len(), MAX_BLOCK_SIZES);
         let sixteen = Chain::new(seed, BlockSize::new(16).unwrap(), &tokens);
         let (holder, beyond) = (fleet.table.at(2).unwrap().id, fleet.table.at(199).unwrap().id);
         fleet.index.record(holder, 1000, None, sixteen.hashes());
@@ -749,10 +758,6 @@ mod tests {
         for slot in 0..199 {
             fleet.slot(slot, |replica| replica.health = Health::Draining);
         }
-        fleet.slot(0, |replica| replica.health = Health::Healthy);
-        let all: Vec<Chain> = chains(&fleet.config, &[], &question);
-        assert!(all.is_empty());
-        fleet.slot(0, |replica| replica.health = Health::Draining);
         assert_eq!(fleet.ask(&tokens).chosen().unwrap().id, beyond);
     }
 

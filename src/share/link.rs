@@ -42,10 +42,13 @@ pub struct Counts {
     pub snapshots: SnapshotCounts,
 }
 
-/// Log segments read at one refresh beyond the first of each log: some 30,000 blocks, which take
-/// some ten milliseconds. Halved, a VM that is far behind takes twice as long to come up; doubled,
-/// so does the longest pause of its worker.
-const SEGMENTS_PER_REFRESH: u32 = 8;
+/// Blocks read from the logs of others at one refresh, and the rest of the last segment, which has some 6,000: some
+/// milliseconds. Halved, a VM that is far behind takes twice as long to come up; doubled, so does the longest pause of
+/// its worker.
+const BLOCKS_PER_REFRESH: usize = 16 << 10;
+
+/// Blocks evicted on one tick where a capacity has shrunk: some milliseconds.
+const SHRUNK_PER_TICK: usize = 8 << 10;
 
 /// Another VM.
 pub(super) struct Peer {
@@ -69,6 +72,8 @@ pub struct Link<S> {
     charges: Charges,
     strikes: Strikes,
     peers: Vec<Peer>,
+    /// Whose log is read first: while there is more to read than at once, all have their turn.
+    first_peer: usize,
     /// Records whose parent may still come, in a log that is read later.
     pub(super) orphans: Vec<Record>,
     /// Records of this VM that are not in its log yet.
@@ -100,6 +105,7 @@ impl<S: Store> Link<S> {
             charges: Charges::default(),
             strikes: Strikes::default(),
             peers: Vec::new(),
+            first_peer: 0,
             orphans: Vec::new(),
             unlogged: Vec::new(),
             unpublished: Vec::new(),
@@ -156,6 +162,7 @@ impl<S: Store> Link<S> {
         self.find_peers();
         self.refresh(now);
         self.catch_up(now);
+        self.index.shrink(SHRUNK_PER_TICK);
         self.charges.forget_idle(now, self.config.recent_half_life);
         let (all, table) = (self.all_strikes(), &self.table);
         self.strikes.forget(&all, now, |replica| table.by_id(replica).is_some());
@@ -233,20 +240,25 @@ impl<S: Store> Link<S> {
         self.apply_waiting();
         let own = self.slot();
         let mut peers = std::mem::take(&mut self.peers);
-        let mut budget = SEGMENTS_PER_REFRESH;
+        let mut budget = BLOCKS_PER_REFRESH;
         let mut is_behind = false;
-        for (number, peer) in (0u32..).zip(&mut peers) {
+        let mut numbered: Vec<(u32, &mut Peer)> = (0u32..).zip(&mut peers).collect();
+        let first = self.first_peer.min(numbered.len());
+        numbered.rotate_left(first);
+        for (number, peer) in numbered {
             if own == Some(number) {
                 (peer.state, peer.head) = (None, self.own_until);
                 // All at once: what this VM records next comes behind it.
-                let mut whole_log = u32::MAX;
+                let mut whole_log = usize::MAX;
                 self.read_log(number, peer, self.vm, &mut whole_log);
             } else if let Some(owner) = self.refresh_peer(number, peer, now) {
                 is_behind |= !self.read_log(number, peer, owner, &mut budget);
             }
         }
         self.peers = peers;
-        if !is_behind {
+        if is_behind {
+            self.first_peer = (self.first_peer + 1) % self.peers.len().max(1);
+        } else {
             self.apply_orphans();
         }
     }
@@ -546,7 +558,7 @@ mod tests {
             let link = &mut self.links[vm];
             link.refresh(now);
             let blocks = prompt_blocks(prompt);
-            link.record(&Record { fate: Fate::Held, replica, parent: None, blocks });
+            link.record(Record { fate: Fate::Held, replica, parent: None, blocks });
             link.publish(now);
         }
 
@@ -621,7 +633,7 @@ mod tests {
             }
             let (replica, blocks) = (envoy.replica(0), prompt_blocks(last - 1));
             let refused = Record { fate: Fate::Forgotten, replica, parent: None, blocks };
-            envoy.links[3].record(&refused);
+            envoy.links[3].record(refused.clone());
             envoy.links[3].publish(envoy.now);
             match round {
                 2 => envoy.set_members(&["10.0.0.1:1", "10.0.0.3:1"]),

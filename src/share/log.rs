@@ -23,6 +23,9 @@ pub const SEGMENT_BYTES: usize = 32 << 10;
 /// What a reader that is about to read a whole ring leaves for the writer to write meanwhile.
 const SPARE_SEGMENTS: u64 = 4;
 
+/// Blocks of one record in the log: 16 KB, so that what a reader must take in at once stays of a bounded size.
+const PIECE_BLOCKS: usize = 2 << 10;
+
 /// What became of a record's blocks.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum Fate {
@@ -43,6 +46,27 @@ pub struct Record {
     pub parent: Option<BlockHash>,
     /// The blocks behind it.
     pub blocks: Vec<BlockHash>,
+}
+
+impl Record {
+    /// The same in records of bounded size, which together do as much in this order.
+    pub fn pieces(self) -> Vec<Self> {
+        if self.blocks.len() <= PIECE_BLOCKS {
+            return vec![self];
+        }
+        let Self { fate, replica, mut parent, blocks } = self;
+        let piece = |blocks: &[BlockHash]| {
+            let behind = if fate == Fate::Held { parent } else { None };
+            parent = blocks.last().copied();
+            Self { fate, replica, parent: behind, blocks: blocks.to_vec() }
+        };
+        let mut pieces: Vec<Self> = blocks.chunks(PIECE_BLOCKS).map(piece).collect();
+        if fate == Fate::Forgotten {
+            // A block goes only after those behind it.
+            pieces.reverse();
+        }
+        pieces
+    }
 }
 
 /// The writer's end.

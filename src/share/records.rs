@@ -9,20 +9,28 @@ use super::log_key;
 use super::store::Store;
 use crate::index::Recorded;
 use crate::replicas::ReplicaId;
+use crate::tokens::blocks::BlockHash;
+use hashbrown::HashSet;
 
 /// Records that wait for the table in which their replica is new, or for this VM's slot: the first
 /// takes some milliseconds, the second two ticks. What is beyond is dropped.
 const MAX_WAITING_RECORDS: usize = 1000;
 
+/// Their blocks: as many as a log keeps.
+const MAX_WAITING_BLOCKS: usize = 128 << 10;
+
+/// What a record costs beside its blocks, in blocks.
+const RECORD_COST: usize = 8;
+
 impl<S: Store> Link<S> {
     /// Notes that blocks were sent to (or made by) a replica, here and in the log.
-    pub fn record(&mut self, record: &Record) {
+    pub fn record(&mut self, record: Record) {
         if record.blocks.is_empty() && record.parent.is_none() {
             return;
         }
-        self.apply(record);
-        if self.unlogged.len() < MAX_WAITING_RECORDS {
-            self.unlogged.push(record.clone());
+        self.apply(&record);
+        if has_room(&self.unlogged) {
+            self.unlogged.extend(record.pieces());
         }
         self.log();
     }
@@ -34,7 +42,7 @@ impl<S: Store> Link<S> {
         for record in self.unlogged.drain(..) {
             let written = own.append(&self.store, &record);
             self.counts.refused += u64::from(!written);
-            if self.unpublished.len() < MAX_WAITING_RECORDS {
+            if has_room(&self.unpublished) {
                 self.unpublished.push(record);
             }
         }
@@ -46,20 +54,20 @@ impl<S: Store> Link<S> {
         number: u32,
         peer: &mut Peer,
         owner: u64,
-        budget: &mut u32,
+        budget: &mut usize,
     ) -> bool {
         let (fingerprint, head) = (self.config.fingerprint, peer.head);
         let lapped_before = peer.reader.lapped;
-        let mut is_first = true;
         let arrived = loop {
             let Some(place) = peer.reader.place(head) else { break true };
-            if !std::mem::take(&mut is_first) {
-                let Some(rest) = budget.checked_sub(1) else { break false };
-                *budget = rest;
+            if *budget == 0 {
+                break false;
             }
             let (segment, _) = self.store.get(&log_key(number, place));
             match peer.reader.take(segment.as_deref(), fingerprint, owner, head) {
                 Read::Records(records) => {
+                    let cost: usize = records.iter().map(cost).sum();
+                    *budget = budget.saturating_sub(cost);
                     self.apply_or_wait(records);
                 }
                 Read::Gone => {}
@@ -131,11 +139,24 @@ impl<S: Store> Link<S> {
 
     /// A record that waits comes before one that takes its blocks back.
     fn forget_waiting(&mut self, forgotten: &Record) {
+        if self.orphans.is_empty() {
+            return;
+        }
+        let blocks: HashSet<BlockHash> = forgotten.blocks.iter().copied().collect();
         for waiting in &mut self.orphans {
             let ours = waiting.replica == forgotten.replica && waiting.fate == Fate::Held;
-            let cut =
-                waiting.blocks.iter().position(|block| ours && forgotten.blocks.contains(block));
+            let cut = waiting.blocks.iter().position(|block| ours && blocks.contains(block));
             waiting.blocks.truncate(cut.unwrap_or(waiting.blocks.len()));
         }
     }
+}
+
+fn has_room(waiting: &[Record]) -> bool {
+    let blocks: usize = waiting.iter().map(|record| record.blocks.len()).sum();
+    waiting.len() < MAX_WAITING_RECORDS && blocks < MAX_WAITING_BLOCKS
+}
+
+/// What a record takes to apply, in blocks.
+fn cost(record: &Record) -> usize {
+    record.blocks.len() + RECORD_COST
 }

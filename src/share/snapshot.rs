@@ -12,7 +12,7 @@ use super::bytes::{Reader, Writer};
 use super::store::{Store, get_or_create};
 use super::vm::LogHead;
 use super::{Header, Kind, SNAPSHOT_KEY, snapshot_chunk_key};
-use crate::index::{Cursor, PrefixIndex, Run};
+use crate::index::{Cursor, PrefixIndex, Run, Settling};
 use crate::replicas::{MAX_SHADOW_BLOCKS, Moment, ReplicaId, ReplicaTable};
 use crate::tokens::blocks::BlockHash;
 use std::time::Duration;
@@ -29,8 +29,8 @@ const MAX_CHUNKS: u32 = 512;
 /// snapshot takes twice as long; doubled, so does the pause of the worker.
 const CHUNKS_PER_TICK: usize = 2;
 
-/// Blocks made usable on one tick once all are read.
-const SETTLED_PER_TICK: usize = 32 << 10;
+/// Steps of making usable what was read, on one tick: some milliseconds.
+const SETTLED_PER_TICK: usize = 4;
 
 /// A writer that does nothing for so long is dead.
 const WRITER_PATIENCE: Duration = Duration::from_secs(5);
@@ -195,13 +195,15 @@ pub struct Intake {
     blocks: usize,
     /// Replicas whose blocks are not usable yet; none before all chunks are read.
     unsettled: Option<Vec<ReplicaId>>,
+    settling: Settling,
 }
 
 impl Intake {
     /// Begins to take in a complete snapshot.
     pub fn new(head: Head, seed: u64) -> Self {
         let index = PrefixIndex::with_seed(seed);
-        Self { head, index, next: 0, blocks: 0, unsettled: None }
+        let settling = Settling::default();
+        Self { head, index, next: 0, blocks: 0, unsettled: None, settling }
     }
 
     /// Reads some chunks, or makes some of what was read usable.
@@ -209,12 +211,13 @@ impl Intake {
         match &mut self.unsettled {
             None => self.read_chunks(store),
             Some(unsettled) => {
-                let mut settled = 0;
-                while settled < SETTLED_PER_TICK
-                    && let Some(replica) = unsettled.pop()
-                {
-                    settled += self.index.held_blocks(replica);
-                    self.index.settle(replica, table.shadow_blocks(replica, default));
+                for _ in 0..SETTLED_PER_TICK {
+                    let Some(&replica) = unsettled.last() else { break };
+                    if self.index.settle(replica, &mut self.settling) {
+                        self.index.set_capacity(replica, table.shadow_blocks(replica, default));
+                        self.settling = Settling::default();
+                        unsettled.pop();
+                    }
                 }
                 if unsettled.is_empty() { Step::Done } else { Step::Pending }
             }

@@ -445,13 +445,13 @@ impl Vm {
         let overlap = self.link.index().overlap_blocks(replica, &path);
         let parent = overlap.checked_sub(1).map(|last| path[last]);
         let blocks = path[overlap..].to_vec();
-        self.link.record(&Record { fate: Fate::Held, replica, parent, blocks: blocks.clone() });
+        self.link.record(Record { fate: Fate::Held, replica, parent, blocks: blocks.clone() });
         self.link.charge(replica, 100, now);
         self.link.publish(hand.now());
         if is_refused {
             let taken_back = blocks.into_iter().filter(|block| block.0 > 1_000).collect();
             let fate = Fate::Forgotten;
-            self.link.record(&Record { fate, replica, parent: None, blocks: taken_back });
+            self.link.record(Record { fate, replica, parent: None, blocks: taken_back });
         }
         self.in_flight.push((replica, 100));
     }

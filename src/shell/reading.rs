@@ -11,7 +11,8 @@ use crate::metrics;
 use crate::model::{self, Model};
 use crate::replicas::Moment;
 use crate::request::{self, Api, Prompt};
-use crate::route::Reason;
+use crate::route::{self, Reason};
+use crate::tokens::blocks::{ChainSeed, Chains};
 use std::cell::RefCell;
 use std::collections::VecDeque;
 use std::rc::{Rc, Weak};
@@ -53,7 +54,9 @@ enum Stage {
         index: usize,
         reading: Box<model::Reading>,
     },
-    Read(Result<Known, Reason>),
+    /// Its tokens are known and become blocks.
+    Hashing(Box<Known>),
+    Read(Result<Box<Known>, Reason>),
 }
 
 /// What is known of a body's prompt.
@@ -61,6 +64,7 @@ pub struct Known {
     /// The prompt, without its input.
     pub prompt: Prompt,
     pub tokens: Vec<u32>,
+    pub chains: Chains,
     pub model: Rc<Model>,
     /// The model's place in the configuration.
     pub index: usize,
@@ -141,8 +145,19 @@ impl Turn {
                 Stage::Prompt { prompt, model, index, mut reading } => {
                     match reading.go_on(&model, more) {
                         Ok(None) => Stage::Prompt { prompt, model, index, reading },
-                        Ok(Some(tokens)) => Stage::Read(Ok(Known { prompt, tokens, model, index })),
+                        Ok(Some(tokens)) => {
+                            let chains = self.chains(shared, &prompt, index);
+                            let known = Known { prompt, tokens, chains, model, index };
+                            Stage::Hashing(Box::new(known))
+                        }
                         Err(error) => Stage::Read(Err(Reason::from(&error))),
+                    }
+                }
+                Stage::Hashing(mut known) => {
+                    let Known { tokens, chains, .. } = &mut *known;
+                    match chains.go_on(tokens, more) {
+                        true => Stage::Read(Ok(known)),
+                        false => Stage::Hashing(known),
                     }
                 }
                 read @ Stage::Read(_) => {
@@ -166,6 +181,15 @@ impl Turn {
         let local = host::wall_seconds().saturating_add_signed(shared.config.engine_utc_offset_s);
         let reading = Box::new(model::Reading::new(&mut prompt, local));
         Ok(Stage::Prompt { prompt, model, index, reading })
+    }
+
+    /// The prompt's chains, which have no tokens yet.
+    fn chains(&self, shared: &Shared<'_>, prompt: &Prompt, index: usize) -> Chains {
+        let names = shared.config.models.get(index).map(|model| model.names.as_slice());
+        let own_name = names.and_then(|names| names.first()).map_or("", String::as_str);
+        let seed = ChainSeed::new(own_name, prompt.cache_salt.as_deref());
+        let table = shared.fleet.link.table();
+        Chains::new(seed, &route::block_sizes(&shared.config.route, table, &self.cluster))
     }
 
     fn decide(&mut self, shared: &mut Shared<'_>) {

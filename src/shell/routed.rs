@@ -14,7 +14,9 @@ use crate::replicas::attempts::{Attempts, Seen};
 use crate::replicas::{Moment, ReplicaId};
 use crate::route::{self, Decision, PromptKnowledge, Question, Reason};
 use crate::share::log::{Fate, Record};
-use crate::tokens::blocks::{BlockHash, Chain, ChainSeed};
+use crate::tokens::blocks::{BlockHash, Chain};
+use std::cell::Cell;
+use std::ops::Range;
 use std::rc::Rc;
 
 /// Bytes of JSON per token, for a prompt whose tokens are unknown: only how much its replica is
@@ -26,7 +28,7 @@ pub struct Held<'a> {
     /// The cluster that the route chose.
     pub cluster: &'a str,
     /// What its body says, or what stood in the way.
-    pub known: Result<Known, Reason>,
+    pub known: Result<Box<Known>, Reason>,
     /// The body's size as far as it is known.
     pub body_bytes: usize,
     /// When the body was complete.
@@ -42,11 +44,44 @@ pub struct Routed {
     prompt: Option<PromptFacts>,
     began: Moment,
     tokens_charged: bool,
-    /// Blocks that the replica was not believed to hold before this request.
-    recorded: Vec<BlockHash>,
+    /// Which of the chain's blocks the replica was not believed to hold before this request.
+    recorded: Range<usize>,
+    _kept: Kept,
     served_elsewhere: bool,
     /// The suspended replica that this request tries out.
     probe: Option<ReplicaId>,
+}
+
+/// Blocks of all prompts in flight that one VM remembers: 32 MB. Of the requests beyond it nothing can be taken back or
+/// learned. Thousands of long chats fit; of prompts of a million tokens, sixty. Doubled, so is what clients can fill.
+const MAX_KEPT_BLOCKS: usize = 4 << 20;
+
+thread_local! {
+    /// All roots of a VM share its memory.
+    static KEPT: Cell<usize> = const { Cell::new(0) };
+}
+
+/// Counts the blocks of one prompt while it is in flight.
+struct Kept(usize);
+
+impl Kept {
+    /// Counts a chain, or drops it where there is no room.
+    fn within_bounds(chain: &mut Option<Chain>) -> Self {
+        let blocks = chain.as_ref().map_or(0, |chain| chain.hashes().len());
+        let total = KEPT.get().saturating_add(blocks);
+        if total > MAX_KEPT_BLOCKS {
+            *chain = None;
+            return Self(0);
+        }
+        KEPT.set(total);
+        Self(blocks)
+    }
+}
+
+impl Drop for Kept {
+    fn drop(&mut self) {
+        KEPT.set(KEPT.get().saturating_sub(self.0));
+    }
 }
 
 /// What is remembered of a prompt.
@@ -64,7 +99,7 @@ impl Routed {
         shared.fleet.streams = shared.fleet.streams.wrapping_add(1);
         let now = host::now();
         shared.fleet.link.refresh(now);
-        let decision = decide(shared, &held, now);
+        let mut decision = decide(shared, &held, now);
         let Some(chosen) = decision.chosen() else { return Err(decision.reason) };
         if !host::set_request_header(ROUTING_HEADER, &decision.header()) {
             return Err(Reason::HostError);
@@ -74,7 +109,8 @@ impl Routed {
         shared.fleet.link.charge(replica, decision.uncached_tokens(), now);
         let probe = shared.fleet.link.probe_began(replica).then_some(replica);
         shared.fleet.link.publish(now);
-        let prompt = held.known.ok().map(|known| PromptFacts::counted(shared, known, &decision));
+        let prompt = held.known.ok().map(|known| PromptFacts::counted(shared, *known, &decision));
+        let kept = Kept::within_bounds(&mut decision.chain);
         Ok(Self {
             replica,
             address,
@@ -83,6 +119,7 @@ impl Routed {
             began: held.began,
             tokens_charged: true,
             recorded,
+            _kept: kept,
             served_elsewhere: false,
             probe,
         })
@@ -157,14 +194,10 @@ impl Routed {
         shared.fleet.link.charge(served, uncached, now);
         if let Some(chain) = &self.decision.chain {
             let overlap = shared.fleet.link.index().overlap_blocks(served, chain.hashes());
-            self.recorded = chain.hashes().iter().skip(overlap).copied().collect();
+            self.recorded = overlap..chain.hashes().len();
             let blocks = chain.hashes().to_vec();
-            shared.fleet.link.record(&Record {
-                fate: Fate::Held,
-                replica: served,
-                parent: None,
-                blocks,
-            });
+            let record = Record { fate: Fate::Held, replica: served, parent: None, blocks };
+            shared.fleet.link.record(record);
         }
         shared.fleet.link.publish(now);
         self.replica = served;
@@ -222,14 +255,12 @@ impl Routed {
 
     /// Takes back what was recorded of a request that its replica did not compute.
     fn take_back(&mut self, shared: &mut Shared<'_>) {
-        let (replica, blocks) = (self.replica, std::mem::take(&mut self.recorded));
+        let (replica, recorded) = (self.replica, std::mem::take(&mut self.recorded));
+        let hashes = self.decision.chain.as_ref().map(Chain::hashes).unwrap_or_default();
+        let blocks = hashes.get(recorded).unwrap_or_default().to_vec();
         if !blocks.is_empty() {
-            shared.fleet.link.record(&Record {
-                fate: Fate::Forgotten,
-                replica,
-                parent: None,
-                blocks,
-            });
+            let fate = Fate::Forgotten;
+            shared.fleet.link.record(Record { fate, replica, parent: None, blocks });
         }
     }
 
@@ -251,7 +282,7 @@ impl Routed {
         let Some(chain) = &mut self.decision.chain else { return };
         if let Some((parent, blocks)) = extended(chain, ids.get(..cached).unwrap_or_default()) {
             let replica = self.replica;
-            shared.fleet.link.record(&Record { fate: Fate::Held, replica, parent, blocks });
+            shared.fleet.link.record(Record { fate: Fate::Held, replica, parent, blocks });
         }
     }
 
@@ -300,9 +331,8 @@ fn decide(shared: &Shared<'_>, held: &Held<'_>, now: Moment) -> Decision {
     let model_names = known.as_ref().map_or(&[][..], |known| names(shared.config, known.index));
     let prompt = match known {
         Ok(known) => {
-            let own_name = model_names.first().map_or("", String::as_str);
-            let seed = ChainSeed::new(own_name, known.prompt.cache_salt.as_deref());
-            PromptKnowledge::Tokens { tokens: &known.tokens, seed }
+            let prompt_tokens = u32::try_from(known.tokens.len()).unwrap_or(u32::MAX);
+            PromptKnowledge::Hashed { prompt_tokens, chains: known.chains.as_slice() }
         }
         Err(reason) => {
             let estimate = held.body_bytes / BYTES_PER_TOKEN;
@@ -320,12 +350,14 @@ fn decide(shared: &Shared<'_>, held: &Held<'_>, now: Moment) -> Decision {
     shared.fleet.link.decide(now, |view| route::decide(&shared.config.route, view, &question))
 }
 
-/// Records the blocks that the choice will hold, and returns them.
-fn record_new(shared: &mut Shared<'_>, decision: &Decision) -> Vec<BlockHash> {
-    let Some((replica, parent, blocks)) = decision.new_blocks() else { return Vec::new() };
+/// Records the blocks that the choice will hold, and returns their places in the chain.
+fn record_new(shared: &mut Shared<'_>, decision: &Decision) -> Range<usize> {
+    let Some((replica, parent, blocks)) = decision.new_blocks() else { return 0..0 };
     let blocks = blocks.to_vec();
-    shared.fleet.link.record(&Record { fate: Fate::Held, replica, parent, blocks: blocks.clone() });
-    blocks
+    let all = decision.chain.as_ref().map_or(0, |chain| chain.hashes().len());
+    let new = all.saturating_sub(blocks.len())..all;
+    shared.fleet.link.record(Record { fate: Fate::Held, replica, parent, blocks });
+    new
 }
 
 /// The blocks that the answer completes, behind the prompt's.

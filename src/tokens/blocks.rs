@@ -6,11 +6,20 @@
 //! This is deliberately not the engine's hash. Engines change theirs between versions, seed it at
 //! random, and publish only eight bytes of it.
 
+use super::More;
 use std::num::NonZeroU32;
 use xxhash_rust::xxh3::{Xxh3, xxh3_64};
 
 /// Tokens per block. A type of its own because zero would make every chain infinite.
 pub type BlockSize = NonZeroU32;
+
+/// Blocks of a chain at most: a million tokens in blocks of 16, the longest context of today's models. What is behind
+/// has no hash and counts as not cached. Halved, such contexts are known by half; doubled, so is the longest time that
+/// recording a prompt takes, and the memory of each that is in flight: half a megabyte.
+pub const MAX_CHAIN_BLOCKS: usize = 1 << 16;
+
+/// Tokens hashed in one step: a fraction of a millisecond.
+const STEP_TOKENS: usize = 8 << 10;
 
 /// The identity of one full block and of everything in front of it.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash, PartialOrd, Ord)]
@@ -42,19 +51,24 @@ pub struct Chain {
     block_size: BlockSize,
     hashes: Vec<BlockHash>,
     tail: Vec<u32>,
+    tokens: usize,
 }
 
 impl Chain {
     /// Hashes a prompt's full blocks. The partial block at the end has no hash: engines cache
     /// whole blocks only.
     pub fn new(seed: ChainSeed, block_size: BlockSize, tokens: &[u32]) -> Self {
-        let mut chain = Self { seed, block_size, hashes: Vec::new(), tail: Vec::new() };
+        let mut chain = Self { seed, block_size, hashes: Vec::new(), tail: Vec::new(), tokens: 0 };
         chain.extend(tokens);
         chain
     }
 
     /// Appends tokens, for instance those of the answer.
     pub fn extend(&mut self, tokens: &[u32]) {
+        self.tokens = self.tokens.saturating_add(tokens.len());
+        if self.hashes.len() >= MAX_CHAIN_BLOCKS {
+            return;
+        }
         let block = self.block_size.get() as usize;
         let missing = block.saturating_sub(self.tail.len()).min(tokens.len());
         let (head, rest) = tokens.split_at(missing);
@@ -66,9 +80,9 @@ impl Chain {
         let first = std::mem::take(&mut self.tail);
         self.push(&first, &mut bytes);
         let blocks = rest.chunks_exact(block);
-        self.hashes.reserve(blocks.len());
+        let room = MAX_CHAIN_BLOCKS - self.hashes.len();
         self.tail.extend_from_slice(blocks.remainder());
-        for tokens in blocks {
+        for tokens in blocks.take(room) {
             self.push(tokens, &mut bytes);
         }
     }
@@ -91,9 +105,9 @@ impl Chain {
         self.block_size
     }
 
-    /// All tokens, the partial block's included.
+    /// All tokens, those without a hash included.
     pub fn token_count(&self) -> usize {
-        self.hashes.len() * self.block_size.get() as usize + self.tail.len()
+        self.tokens
     }
 
     /// The most blocks of this prompt that an engine can take from cache.
@@ -101,13 +115,54 @@ impl Chain {
     /// An engine always computes at least one token, since it needs a token's output to go on
     /// from: of N tokens at most `floor((N - 1) / B)` blocks can hit (observed on vLLM).
     pub fn reusable_blocks(&self) -> usize {
-        self.token_count().saturating_sub(1) / self.block_size.get() as usize
+        let before_the_last = self.tokens.saturating_sub(1) / self.block_size.get() as usize;
+        before_the_last.min(self.hashes.len())
     }
 
     /// The last full block within the first `tokens` tokens, or `None` when there is none.
     pub fn block_at(&self, tokens: usize) -> Option<BlockHash> {
         let blocks = (tokens / self.block_size.get() as usize).min(self.hashes.len());
         self.hashes.get(blocks.checked_sub(1)?).copied()
+    }
+}
+
+/// A prompt's chains, one for each block size that is asked for, on their way in steps of bounded work.
+#[derive(Debug, Clone)]
+pub struct Chains {
+    chains: Vec<Chain>,
+    /// Tokens that are in all of them.
+    hashed: usize,
+}
+
+impl Chains {
+    /// Begins with no tokens.
+    pub fn new(seed: ChainSeed, sizes: &[BlockSize]) -> Self {
+        let chains = sizes.iter().map(|size| Chain::new(seed, *size, &[])).collect();
+        Self { chains, hashed: 0 }
+    }
+
+    /// Goes on with a prompt's tokens, the same each time, while there is `more` time, and for one step at least.
+    /// Whether all are hashed.
+    pub fn go_on(&mut self, tokens: &[u32], more: More<'_>) -> bool {
+        loop {
+            let rest = tokens.get(self.hashed..).unwrap_or_default();
+            let step = rest.get(..STEP_TOKENS).unwrap_or(rest);
+            for chain in &mut self.chains {
+                chain.extend(step);
+            }
+            self.hashed += step.len();
+            if self.hashed >= tokens.len() {
+                return true;
+            }
+            if !more() {
+                return false;
+            }
+        }
+    }
+
+    /// The chains.
+    pub fn as_slice(&self) -> &[Chain] {
+        &self.chains
     }
 }
 
@@ -178,6 +233,32 @@ mod tests {
             pieces.extend(&tokens[cut..]);
             assert_eq!(pieces, whole, "cut at {cut}");
         }
+    }
+
+    #[test]
+    fn chains_in_steps_equal_chains_at_once() {
+        let tokens: Vec<u32> = (0..3 * STEP_TOKENS as u32 + 5).collect();
+        let seed = ChainSeed::new("m", None);
+        let mut chains = Chains::new(seed, &[size(4), size(7)]);
+        let mut steps = 1;
+        while !chains.go_on(&tokens, &mut || false) {
+            steps += 1;
+        }
+        assert_eq!(steps, 4);
+        let whole = [size(4), size(7)].map(|size| Chain::new(seed, size, &tokens));
+        assert_eq!(chains.as_slice(), whole);
+        assert!(Chains::new(seed, &[]).go_on(&[], &mut || false));
+    }
+
+    #[test]
+    fn a_chain_ends_where_nobody_could_use_more() {
+        let tokens: Vec<u32> = (0..4 * MAX_CHAIN_BLOCKS as u32 + 9).collect();
+        let mut long = chain(&tokens);
+        long.extend(&[1; 100]);
+        assert_eq!(long.hashes(), chain(&tokens[..4 * MAX_CHAIN_BLOCKS]).hashes());
+        assert_eq!(long.hashes().len(), MAX_CHAIN_BLOCKS);
+        assert_eq!(long.reusable_blocks(), MAX_CHAIN_BLOCKS);
+        assert_eq!(long.token_count(), tokens.len() + 100);
     }
 
     #[test]

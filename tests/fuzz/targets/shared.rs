@@ -419,7 +419,7 @@ fn links(data: &[u8]) {
             }
             2 | 3 => {
                 let record = record(replica, &mut bytes);
-                links[which].record(&record);
+                links[which].record(record);
                 links[which].publish(now);
             }
             4 => links[which].charge(replica, bytes.u64(), now),
