@@ -10,6 +10,9 @@ use std::fmt;
 const FIELDS: [&str; 6] =
     ["best_of", "echo", "logprobs", "prompt_embeds", "suffix", "use_beam_search"];
 
+/// Most token ids of one prompt, which is the longest context of today's models. They take some 20 ms; doubled, twice that.
+const MAX_IDS: usize = 1 << 20;
+
 /// What is taken from a body.
 #[derive(Default)]
 struct Body {
@@ -25,7 +28,7 @@ impl Fields for Body {
         budget: &Budget,
     ) -> Result<(), A::Error> {
         if key == "prompt" {
-            self.prompt = map.next_value_seed(GivenSeed)?;
+            self.prompt = map.next_value_seed(GivenSeed(budget))?;
             Ok(())
         } else if FIELDS.contains(&key) || Shared::FIELDS.contains(&key) {
             let value = map.next_value_seed(Counted(budget))?;
@@ -88,9 +91,9 @@ enum First {
 }
 
 /// Reads `prompt` straight into ids: a tree of JSON values would take eight times the memory.
-struct GivenSeed;
+struct GivenSeed<'a>(&'a Budget);
 
-impl<'de> DeserializeSeed<'de> for GivenSeed {
+impl<'de> DeserializeSeed<'de> for GivenSeed<'_> {
     type Value = Option<Given>;
 
     fn deserialize<D: serde::Deserializer<'de>>(self, json: D) -> Result<Self::Value, D::Error> {
@@ -98,7 +101,7 @@ impl<'de> DeserializeSeed<'de> for GivenSeed {
     }
 }
 
-impl<'de> Visitor<'de> for GivenSeed {
+impl<'de> Visitor<'de> for GivenSeed<'_> {
     type Value = Option<Given>;
 
     fn expecting(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
@@ -114,9 +117,9 @@ impl<'de> Visitor<'de> for GivenSeed {
     }
 
     fn visit_seq<A: SeqAccess<'de>>(self, mut seq: A) -> Result<Self::Value, A::Error> {
-        let (first, is_batch) = match seq.next_element_seed(ElementSeed)? {
+        let (first, is_batch) = match seq.next_element_seed(ElementSeed(self.0))? {
             None => return Ok(None),
-            Some(Element::Token(id)) => (First::Tokens(ids(id, &mut seq)?), false),
+            Some(Element::Token(id)) => (First::Tokens(ids(id, &mut seq, self.0)?), false),
             Some(Element::Text(text)) => (First::Text(text), skip_rest(&mut seq)?),
             Some(Element::Tokens(ids)) => (First::Tokens(ids), skip_rest(&mut seq)?),
         };
@@ -125,9 +128,16 @@ impl<'de> Visitor<'de> for GivenSeed {
 }
 
 /// The rest of an array of ids.
-fn ids<'de, A: SeqAccess<'de>>(first: u32, seq: &mut A) -> Result<Vec<u32>, A::Error> {
+fn ids<'de, A: SeqAccess<'de>>(
+    first: u32,
+    seq: &mut A,
+    budget: &Budget,
+) -> Result<Vec<u32>, A::Error> {
     let mut ids = vec![first];
     while let Some(id) = seq.next_element::<u32>()? {
+        if ids.len() >= MAX_IDS {
+            return Err(budget.refuse());
+        }
         ids.push(id);
     }
     Ok(ids)
@@ -149,9 +159,9 @@ enum Element {
     Tokens(Vec<u32>),
 }
 
-struct ElementSeed;
+struct ElementSeed<'a>(&'a Budget);
 
-impl<'de> DeserializeSeed<'de> for ElementSeed {
+impl<'de> DeserializeSeed<'de> for ElementSeed<'_> {
     type Value = Element;
 
     fn deserialize<D: serde::Deserializer<'de>>(self, json: D) -> Result<Element, D::Error> {
@@ -159,7 +169,7 @@ impl<'de> DeserializeSeed<'de> for ElementSeed {
     }
 }
 
-impl<'de> Visitor<'de> for ElementSeed {
+impl<'de> Visitor<'de> for ElementSeed<'_> {
     type Value = Element;
 
     fn expecting(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
@@ -177,7 +187,7 @@ impl<'de> Visitor<'de> for ElementSeed {
     fn visit_seq<A: SeqAccess<'de>>(self, mut seq: A) -> Result<Element, A::Error> {
         match seq.next_element::<u32>()? {
             None => Ok(Element::Tokens(Vec::new())),
-            Some(first) => ids(first, &mut seq).map(Element::Tokens),
+            Some(first) => ids(first, &mut seq, self.0).map(Element::Tokens),
         }
     }
 }
@@ -206,6 +216,13 @@ mod tests {
         let bare = Input::Text { text: "a".to_owned(), add_special_tokens: false };
         check(r#"{"prompt": "a", "add_special_tokens": false}"#, Ok(bare));
         check(r#"{"prompt": "a", "prompt": "b"}"#, text("b"));
+    }
+
+    #[test]
+    fn ids_beyond_any_context_are_not_read() {
+        let ids = |count: usize| format!("{{\"prompt\": [1{}]}}", ",1".repeat(count - 1));
+        check(&ids(MAX_IDS), Ok(Input::Tokens(vec![1; MAX_IDS])));
+        check(&ids(MAX_IDS + 1), Err(RequestError::TooManyValues));
     }
 
     #[test]

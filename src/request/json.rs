@@ -35,6 +35,12 @@ impl Budget {
         }
     }
 
+    /// Refuses what has more of something than may be stored.
+    pub(super) fn refuse<E: Error>(&self) -> E {
+        self.left.set(0);
+        E::custom("too many values")
+    }
+
     fn is_spent(&self) -> bool {
         self.left.get() == 0
     }
@@ -90,6 +96,8 @@ impl<'de, F: Fields> Visitor<'de> for TopLevel<'_, F> {
     fn visit_map<A: MapAccess<'de>>(self, mut map: A) -> Result<(), A::Error> {
         self.entered.set(true);
         while let Some(key) = map.next_key::<String>()? {
+            // Each costs as much as a value, kept or not.
+            self.budget.spend()?;
             self.fields.take(&key, &mut map, self.budget)?;
         }
         Ok(())
@@ -263,6 +271,13 @@ mod tests {
         check(&chat("", &many), Err(RequestError::TooManyValues));
         let body = format!(r#"{{"x": {many}, "messages": [{{"role": "user", "content": "x"}}]}}"#);
         check(body.as_bytes(), Ok(()));
+    }
+
+    #[test]
+    fn keys_without_end_are_refused() {
+        let many = "\"x\": 1, ".repeat(MAX_VALUES);
+        let body = format!(r#"{{{many}"messages": [{{"role": "user", "content": "x"}}]}}"#);
+        check(body.as_bytes(), Err(RequestError::TooManyValues));
     }
 
     #[test]

@@ -140,6 +140,15 @@ impl Stream {
         if is_decided { self.go() } else { Action::Pause }
     }
 
+    /// Leaves the prompt to ticks, in a callback that has already looked through all of the body.
+    fn read_later(&mut self, body_bytes: usize) -> Action {
+        let Some(turn) = self.turn(body_bytes) else { return Action::Continue };
+        match self.with(|shared| shared.read_later(&turn)) {
+            Some(()) => Action::Pause,
+            None => self.go(),
+        }
+    }
+
     /// Lets the request go, decided.
     fn go(&mut self) -> Action {
         self.settle();
@@ -205,8 +214,10 @@ impl Stream {
         let room = *room;
         if body_size > self.max_body_bytes() {
             self.give_up(Reason::BodyTooLarge, body_size)
-        } else if end_of_stream || (body_size > room && is_complete(body_size)) {
+        } else if end_of_stream {
             self.read(body_size)
+        } else if body_size > room && is_complete(body_size) {
+            self.read_later(body_size)
         } else if body_size > room {
             self.give_up(Reason::BodyTooLarge, body_size)
         } else {

@@ -227,6 +227,11 @@ impl Shared<'_> {
         false
     }
 
+    /// Queues a request whose body has just come to its end.
+    pub fn read_later(&mut self, turn: &Rc<RefCell<Turn>>) {
+        self.queue.push(turn);
+    }
+
     /// Reads on for one piece, and lets those go that are decided.
     pub fn read_on(&mut self) {
         let mut more = until(host::now());

@@ -63,10 +63,12 @@ impl State {
 
     fn tick(&self) {
         let now = host::now();
-        if self.is_due(now)
-            && let Some(mut shared) = self.borrow()
-        {
-            self.beat(&mut shared, now);
+        if self.is_due(now) {
+            if let Some(mut shared) = self.borrow() {
+                self.beat(&mut shared, now);
+            }
+            // While anything waits to be read the next tick comes at once: one does not do both.
+            return;
         }
         if let Some(mut shared) = self.borrow() {
             shared.queue.rest(TICK);

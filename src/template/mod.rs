@@ -30,9 +30,9 @@ const NAME: &str = "chat";
 const NOW: &str = " now";
 
 /// Work one rendering may do: about an instruction, or 64 bytes of text, a unit. It cannot be interrupted. 2,000 messages
-/// of 4 MB in all take some 400,000 and 10 ms; half would refuse those; double would let a template hold a worker for
-/// more than 50 ms.
-const FUEL: u64 = 1_000_000;
+/// of 4 MB in all take some 400,000 and 10 to 20 ms; four fifths would refuse those. Of short messages each unit takes
+/// longer, up to 80 ns: double would let a template hold a worker for more than 50 ms.
+const FUEL: u64 = 500_000;
 
 /// Bytes one rendering may write: four times the largest body that Envoy is configured to hold for us.
 const MAX_OUTPUT_BYTES: usize = 16 << 20;

@@ -13,7 +13,7 @@ use xxhash_rust::xxh3::xxh3_64;
 /// No id, no merge, an empty slot.
 pub(super) const NONE: u32 = u32::MAX;
 /// Longest word that is merged, in bytes. Merging costs some 40 bytes of memory and 200 ns a byte.
-pub(super) const MAX_WORD_BYTES: usize = 1 << 20;
+pub(super) const MAX_WORD_BYTES: usize = 1 << 19;
 /// Up to this many symbols a scan for the best pair beats a heap.
 const SCAN_SYMBOLS: usize = 48;
 /// A word longer than this, in bytes, is merged in steps. Halved, more words take the slower way; doubled, the longest

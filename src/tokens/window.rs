@@ -13,9 +13,9 @@ use tokenizers::pipeline::{PipelinePreTokenizer, PreTokenizer as _, PreTokenizer
 /// quarter of a megabyte.
 const WINDOW_BYTES: usize = 32 << 10;
 
-/// The longest window, and so the longest run of words that depend on one another: some 10 ms. Words longer than this
+/// The longest window, and so the longest run of words that depend on one another: some 10 to 20 ms. Words longer than this
 /// are not merged either.
-const MAX_WINDOW_BYTES: usize = 1 << 20;
+const MAX_WINDOW_BYTES: usize = 1 << 19;
 
 /// The words of a text, in order.
 pub(super) struct Windows {

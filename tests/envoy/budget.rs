@@ -31,7 +31,13 @@ fn completion(prompt: impl Into<Value>) -> Ask {
 
 /// A word that takes long to merge.
 fn letters() -> String {
-    random("abcdefghijklmnopqrstuvwxyz", 1_000_000)
+    random("abcdefghijklmnopqrstuvwxyz", 500_000)
+}
+
+/// A body whose end is as often repeated as there is room.
+fn filled(path: &str, before: &str, again: &str, after: &str) -> Ask {
+    let times = (BODY - 1_000 - before.len() - after.len()) / again.len();
+    Ask::post(path, before.to_owned() + &again.repeat(times) + after)
 }
 
 /// Bodies of megabytes, each the worst for something, and the reason it must be counted under: `cold` means exact.
@@ -43,22 +49,26 @@ fn worst() -> Vec<(&'static str, Ask, &'static str)> {
         Ask::chat(&json!({"model": ALIAS, "messages": messages, "max_tokens": 1}))
     };
     let ids: Vec<u32> = (0..500_000).map(|n| n % 100_000).collect();
-    let deep =
-        |before: &str| Ask::post("/v1/chat/completions", before.to_owned() + &"[".repeat(most));
+    let chats = |before, again, after| filled("/v1/chat/completions", before, again, after);
+    let ones = format!("{{\"model\": \"{ALIAS}\", \"max_tokens\": 1, \"prompt\": [1");
     vec![
         ("prose", completion(words(1, 570_000)), "cold"),
         ("a long word", completion(letters()), "cold"),
         ("a word too long", completion("a".repeat(most)), "tokenizer_error"),
-        ("white space", completion(" ".repeat(1_000_000)), "cold"),
+        ("white space", completion(" ".repeat(500_000)), "cold"),
         ("digits", completion(random("0123456789", most)), "cold"),
-        ("signs", completion(random("<|!?=-", 1_000_000)), "cold"),
+        ("signs", completion(random("<|!?=-", 500_000)), "cold"),
         ("added tokens", completion("<|im_start|>".repeat(most / 12)), "cold"),
-        ("combining marks", completion(random("e\u{301}\u{323}\u{30a}", 900_000)), "cold"),
+        ("combining marks", completion(random("e\u{301}\u{323}\u{30a}", 400_000)), "cold"),
         ("token ids", completion(ids), "cold"),
+        ("millions of ids", filled("/v1/completions", &ones, ",1", "]}"), "unsupported_prompt"),
         ("many messages", messages(2_000), "cold"),
+        ("messages that cost too much", messages(12_000), "template_error"),
         ("too many messages", messages(60_000), "unsupported_prompt"),
-        ("nesting that is skipped", deep("{\"x\": "), "invalid_json"),
-        ("nesting that is read", deep("{\"messages\": "), "invalid_json"),
+        ("nesting that is skipped", chats("{\"x\": ", "[", ""), "invalid_json"),
+        ("nesting that is read", chats("{\"messages\": ", "[", ""), "invalid_json"),
+        ("keys", chats("{\"x\": 1", ",\"x\":1", "}"), "unsupported_prompt"),
+        ("numbers that are skipped", chats("{\"x\": [1", ",1", "]}"), "no_prompt"),
     ]
 }
 
@@ -130,9 +140,9 @@ fn no_prompt_holds_its_worker() {
             (longer(&scrape, "5000"), longer(&scrape, "60000"), longer(&scrape, "300000"));
         assert!(long <= 0.2 * pieces, "{long} of {pieces} callbacks of more than 60 ms");
         assert!(late <= 0.03 * pieces, "{late} of {pieces} callbacks of more than 300 ms");
-        for (name, count) in rig.plain_stats("watchdog_mega_miss").await {
-            assert_eq!(count, 0.0, "{name}");
-        }
+        // Twelve times what the longest may take of its worker's own time. Envoy's watchdog says less: it measures the time
+        // on the wall of all that one round of a worker's loop does, on a machine whose other work is not this test's.
+        assert_eq!(longer(&scrape, "600000"), 0.0, "callbacks of more than 600 ms");
         rig.finish().await;
     });
 }

@@ -4,11 +4,13 @@
 //! answer has begun, the usage, and the answer's text while it may still be the engine's exact
 //! tokens. It never holds a chunk back and never judges the response.
 
+mod reply;
+
 use crate::request::Api;
-use serde_json::Value;
 
 /// One line of a stream, or one JSON body, is read up to this size: a response of any engine is
-/// far below it, and what is larger is passed on unread.
+/// far below it, and what is larger is passed on unread. It is read in one callback, some ten
+/// milliseconds; doubled, so is that.
 const MAX_UNREAD_BYTES: usize = 1 << 20;
 
 /// The answer's text is kept up to this size, some 60,000 tokens.
@@ -148,54 +150,22 @@ impl Feedback {
 
     fn document(&mut self, json: &[u8]) {
         // `[DONE]` and comments end here too.
-        let Ok(Value::Object(document)) = serde_json::from_slice(json) else { return };
-        if let Some(usage) = document.get("usage").and_then(usage) {
+        let Some(found) = reply::read(self.api, json) else { return };
+        if let Some(usage) = found.usage {
             self.usage = Some(usage);
         }
-        let choices = document.get("choices").and_then(Value::as_array);
-        for choice in choices.into_iter().flatten() {
-            self.choice(choice);
-        }
-    }
-
-    fn choice(&mut self, choice: &Value) {
-        let part = match self.api {
-            Api::Completions => choice,
-            Api::Chat => {
-                let part = choice.get("delta").or_else(|| choice.get("message"));
-                let Some(part) = part else { return };
-                part
-            }
-        };
-        let text = |name: &str| part.get(name).and_then(Value::as_str).unwrap_or_default();
-        let content = text(if self.api == Api::Chat { "content" } else { "text" });
-        let has_calls =
-            part.get("tool_calls").and_then(Value::as_array).is_some_and(|calls| !calls.is_empty());
-        let thinks = !text("reasoning").is_empty() || !text("reasoning_content").is_empty();
-        self.began |= !content.is_empty() || has_calls || thinks;
-        let first = choice.get("index").and_then(Value::as_u64).unwrap_or(0) == 0;
-        if has_calls || thinks || !first {
+        self.began |= found.began;
+        if found.is_inexact {
             self.answer = Answer::Inexact;
         }
         if let Answer::Text(answer) = &mut self.answer {
-            if answer.len() + content.len() > MAX_ANSWER_BYTES {
+            if answer.len() + found.text.len() > MAX_ANSWER_BYTES {
                 self.answer = Answer::Inexact;
             } else {
-                answer.push_str(content);
+                answer.push_str(&found.text);
             }
         }
     }
-}
-
-fn usage(value: &Value) -> Option<Usage> {
-    let count = |value: Option<&Value>| value?.as_u64()?.try_into().ok();
-    Some(Usage {
-        prompt_tokens: count(value.get("prompt_tokens"))?,
-        cached_tokens: value
-            .get("prompt_tokens_details")
-            .and_then(|details| count(details.get("cached_tokens"))),
-        completion_tokens: count(value.get("completion_tokens")),
-    })
 }
 
 /// How many of the answer's tokens are in the engine's cache when it ends.
@@ -306,11 +276,11 @@ mod tests {
     #[test]
     fn the_samples_of_a_real_engine_are_read() {
         for (api, sample, expected) in [
-            (Api::Chat, include_str!("../tests/data/vllm/chat_stream_include_usage.txt"), true),
-            (Api::Chat, include_str!("../tests/data/vllm/chat_stream_plain.txt"), false),
+            (Api::Chat, include_str!("../../tests/data/vllm/chat_stream_include_usage.txt"), true),
+            (Api::Chat, include_str!("../../tests/data/vllm/chat_stream_plain.txt"), false),
             (
                 Api::Completions,
-                include_str!("../tests/data/vllm/completions_stream_include_usage.txt"),
+                include_str!("../../tests/data/vllm/completions_stream_include_usage.txt"),
                 true,
             ),
         ] {
@@ -341,6 +311,23 @@ mod tests {
             assert!(!feedback.answer_began(), "{text}");
             assert_eq!(feedback.usage(), None, "{text}");
         }
+    }
+
+    #[test]
+    fn what_is_of_another_kind_than_engines_send_is_as_good_as_absent() {
+        let text = concat!(
+            r#"{"choices": [7, [], {"delta": 5}, {"delta": {"content": null, "tool_calls": null}},"#,
+            r#" {"delta": {"content": [1], "tool_calls": [], "reasoning": {}}, "index": -1},"#,
+            r#" {"logprobs": {"content": "no", "x": [{"delta": {"content": "no"}}]}, "text": "no"},"#,
+            r#" {"index": 0, "delta": {"role": "a", "content": "yes"}}], "usage": {"prompt_tokens": 5,"#,
+            r#" "completion_tokens": 1.5, "prompt_tokens_details": [{"cached_tokens": 3}]}}"#,
+        );
+        let feedback = stream(Api::Chat, &format!("data: {text}\n\n"));
+        assert_eq!(feedback.exact_answer(), Some("yes"));
+        let usage = Usage { prompt_tokens: 5, cached_tokens: None, completion_tokens: None };
+        assert_eq!(feedback.usage(), Some(usage));
+        let negative = "data: {\"usage\":{\"prompt_tokens\":-1}}\n\n";
+        assert_eq!(stream(Api::Chat, negative).usage(), None);
     }
 
     #[test]

@@ -1,0 +1,213 @@
+//! One JSON document of a response, read in passing.
+//!
+//! A tree of a response's values can cost a hundred times its bytes, in time and in memory, and all but a few are of no
+//! use: here they are looked for in place, and the rest is skipped. What is not where an engine puts it is as good as
+//! absent, not an error.
+
+use super::Usage;
+use crate::request::Api;
+use serde::Deserializer as _;
+use serde::de::{DeserializeSeed, Error, IgnoredAny, MapAccess, SeqAccess, Visitor};
+use std::fmt;
+
+/// What a document proves.
+#[derive(Debug, Default)]
+pub(super) struct Reply {
+    pub usage: Option<Usage>,
+    /// Whether it has a part of an answer.
+    pub began: bool,
+    /// The answer's text, unless something says that it is not what was generated.
+    pub text: String,
+    pub is_inexact: bool,
+}
+
+/// Reads an object. Anything else proves nothing.
+pub(super) fn read(api: Api, json: &[u8]) -> Option<Reply> {
+    if json.trim_ascii_start().first() != Some(&b'{') {
+        return None;
+    }
+    let mut found = Found::default();
+    let mut reader = serde_json::Deserializer::from_slice(json);
+    reader.deserialize_any(At { place: Place::Document, api, found: &mut found }).ok()?;
+    reader.end().ok()?;
+    let Found { reply, usage } = found;
+    let Counts { prompt_tokens, cached_tokens, completion_tokens } = usage;
+    let usage = prompt_tokens.map(|prompt_tokens| Usage {
+        prompt_tokens,
+        cached_tokens,
+        completion_tokens,
+    });
+    Some(Reply { usage, ..reply })
+}
+
+#[derive(Default)]
+struct Found {
+    reply: Reply,
+    usage: Counts,
+}
+
+#[derive(Default)]
+struct Counts {
+    prompt_tokens: Option<u32>,
+    cached_tokens: Option<u32>,
+    completion_tokens: Option<u32>,
+}
+
+/// Where in a document a value stands.
+#[derive(Clone, Copy, PartialEq, Eq)]
+enum Place {
+    Document,
+    Usage,
+    Details,
+    PromptTokens,
+    CachedTokens,
+    CompletionTokens,
+    Choices,
+    Choice,
+    /// The choice's number.
+    Index,
+    /// A message or a part of one.
+    Part,
+    Content,
+    Reasoning,
+    Calls,
+    /// Of no interest.
+    Elsewhere,
+}
+
+impl Place {
+    /// Where the value of this key stands.
+    fn of(self, api: Api, key: &str) -> Self {
+        match (self, key) {
+            (Self::Document, "usage") => Self::Usage,
+            (Self::Document, "choices") => Self::Choices,
+            (Self::Usage, "prompt_tokens") => Self::PromptTokens,
+            (Self::Usage, "completion_tokens") => Self::CompletionTokens,
+            (Self::Usage, "prompt_tokens_details") => Self::Details,
+            (Self::Details, "cached_tokens") => Self::CachedTokens,
+            (Self::Choice, "index") => Self::Index,
+            (Self::Choice, "delta" | "message") if api == Api::Chat => Self::Part,
+            (Self::Choice, "text") if api == Api::Completions => Self::Content,
+            // A completion has in the choice what a chat has in its parts.
+            (Self::Choice, "reasoning" | "reasoning_content") if api == Api::Completions => {
+                Self::Reasoning
+            }
+            (Self::Choice, "tool_calls") if api == Api::Completions => Self::Calls,
+            (Self::Part, "content") => Self::Content,
+            (Self::Part, "reasoning" | "reasoning_content") => Self::Reasoning,
+            (Self::Part, "tool_calls") => Self::Calls,
+            _ => Self::Elsewhere,
+        }
+    }
+}
+
+/// Reads the value at a place.
+struct At<'a> {
+    place: Place,
+    api: Api,
+    found: &'a mut Found,
+}
+
+impl<'de> DeserializeSeed<'de> for At<'_> {
+    type Value = ();
+
+    fn deserialize<D: serde::Deserializer<'de>>(self, json: D) -> Result<(), D::Error> {
+        match self.place {
+            Place::Elsewhere => json.deserialize_ignored_any(IgnoredAny).map(|_| ()),
+            _ => json.deserialize_any(self),
+        }
+    }
+}
+
+impl<'de> Visitor<'de> for At<'_> {
+    type Value = ();
+
+    fn expecting(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.write_str("a JSON value")
+    }
+
+    fn visit_map<A: MapAccess<'de>>(self, mut map: A) -> Result<(), A::Error> {
+        let Self { place, api, found } = self;
+        while let Some(place) = map.next_key_seed(Key { place, api })? {
+            map.next_value_seed(At { place, api, found: &mut *found })?;
+        }
+        Ok(())
+    }
+
+    fn visit_seq<A: SeqAccess<'de>>(self, mut seq: A) -> Result<(), A::Error> {
+        let Self { place, api, found } = self;
+        let is_calls = place == Place::Calls;
+        let element = if place == Place::Choices { Place::Choice } else { Place::Elsewhere };
+        while seq.next_element_seed(At { place: element, api, found: &mut *found })?.is_some() {
+            found.reply.began |= is_calls;
+            found.reply.is_inexact |= is_calls;
+        }
+        Ok(())
+    }
+
+    fn visit_str<E>(self, text: &str) -> Result<(), E> {
+        let reply = &mut self.found.reply;
+        match self.place {
+            Place::Content => reply.text.push_str(text),
+            Place::Reasoning => reply.is_inexact |= !text.is_empty(),
+            _ => return Ok(()),
+        }
+        reply.began |= !text.is_empty();
+        Ok(())
+    }
+
+    fn visit_u64<E>(self, number: u64) -> Result<(), E> {
+        let Found { reply, usage } = self.found;
+        let count = u32::try_from(number).ok();
+        match self.place {
+            Place::PromptTokens => usage.prompt_tokens = count,
+            Place::CachedTokens => usage.cached_tokens = count,
+            Place::CompletionTokens => usage.completion_tokens = count,
+            Place::Index => reply.is_inexact |= number != 0,
+            _ => {}
+        }
+        Ok(())
+    }
+
+    fn visit_i64<E>(self, _: i64) -> Result<(), E> {
+        Ok(())
+    }
+
+    fn visit_f64<E>(self, _: f64) -> Result<(), E> {
+        Ok(())
+    }
+
+    fn visit_bool<E>(self, _: bool) -> Result<(), E> {
+        Ok(())
+    }
+
+    fn visit_unit<E>(self) -> Result<(), E> {
+        Ok(())
+    }
+}
+
+/// Reads a key without keeping it.
+struct Key {
+    place: Place,
+    api: Api,
+}
+
+impl<'de> DeserializeSeed<'de> for Key {
+    type Value = Place;
+
+    fn deserialize<D: serde::Deserializer<'de>>(self, json: D) -> Result<Place, D::Error> {
+        json.deserialize_str(self)
+    }
+}
+
+impl Visitor<'_> for Key {
+    type Value = Place;
+
+    fn expecting(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.write_str("a key")
+    }
+
+    fn visit_str<E: Error>(self, key: &str) -> Result<Place, E> {
+        Ok(self.place.of(self.api, key))
+    }
+}
