@@ -194,8 +194,7 @@ fn report_replica(
     let Some(load) = replica.load else { return };
     meters::record(&metrics::REPLICA_RUNNING, &labels, load.running.into());
     meters::record(&metrics::REPLICA_WAITING, &labels, load.waiting.into());
-    let age = u64::try_from(now.since(load.at).as_millis()).unwrap_or(u64::MAX);
-    meters::record(&metrics::REPLICA_REPORT_AGE, &labels, age);
+    meters::record_ms(&metrics::REPLICA_REPORT_AGE, &labels, now.since(load.at));
     if let Some(usage) = load.kv_usage {
         meters::record(&metrics::REPLICA_KV_USAGE, &labels, (usage * 100.0) as u64);
     }

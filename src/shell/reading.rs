@@ -197,8 +197,7 @@ impl Turn {
         let Self { body_bytes, began, .. } = *self;
         let held = Held { cluster: &self.cluster, known, body_bytes, began };
         let outcome = Routed::new(shared, held);
-        let took = host::now().since(began).as_micros();
-        meters::record(&metrics::DECISION, &[], u64::try_from(took).unwrap_or(u64::MAX));
+        meters::record_us(&metrics::DECISION, &[], host::now().since(began));
         let reason = match &outcome {
             Ok(routed) => routed.decision().reason,
             Err(reason) => *reason,

@@ -213,8 +213,7 @@ impl Routed {
         }
         let now = host::now();
         if streamed {
-            let took = now.since(self.began).as_millis();
-            meters::record(&metrics::TTFT, &[], u64::try_from(took).unwrap_or(u64::MAX));
+            meters::record_ms(&metrics::TTFT, &[], now.since(self.began));
         }
         shared.fleet.link.answer_began(self.replica, self.decision.uncached_tokens());
         shared.fleet.link.publish(now);
