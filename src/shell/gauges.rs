@@ -2,7 +2,7 @@
 //!
 //! Envoy keeps a gauge's last value for good, so whoever set one of a replica or cluster that is
 //! gone must also set it to 0. Of several configurations in a VM only the one that speaks for a
-//! cluster sets its gauges.
+//! cluster sets its gauges. It asks nobody: what it tells is the table's and the poller's.
 
 use super::link::Link;
 use super::meters;

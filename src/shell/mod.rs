@@ -9,6 +9,7 @@ mod fleet;
 mod gauges;
 mod host;
 mod http;
+mod kept;
 mod link;
 mod meters;
 mod models;
