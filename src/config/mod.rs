@@ -262,6 +262,11 @@ impl Config {
         }
     }
 
+    /// The names of the model at this place, its own first. None where there is no such place.
+    pub fn model_names(&self, index: usize) -> &[String] {
+        self.models.get(index).map(|model| model.names.as_slice()).unwrap_or_default()
+    }
+
     /// The configuration of an Envoy cluster.
     pub fn cluster_named(&self, name: &str) -> Option<&ClusterConfig> {
         self.clusters.iter().find(|cluster| cluster.name == name)

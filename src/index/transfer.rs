@@ -1,5 +1,7 @@
 //! Handing a shadow on, run by run, in the order of its memory: no sorting and no pause, however
 //! large it is.
+//!
+//! It knows neither who wants the shadow nor what it goes through: that is [`crate::share`]'s part.
 
 use super::Run;
 use super::shadow::{Node, NodeIndex, Shadow, Tenant};

@@ -99,6 +99,23 @@ pub struct Replica {
 }
 
 impl Replica {
+    /// One that has said nothing yet.
+    fn unheard(id: ReplicaId, cluster: String, member: Member) -> Self {
+        let Member { address, health, priority } = member;
+        Self {
+            id,
+            cluster,
+            address,
+            health,
+            priority,
+            load: None,
+            block_size: None,
+            capacity_blocks: None,
+            started_at: None,
+            models: None,
+        }
+    }
+
     /// Whether it serves the model with these names; `None` until it has listed its models.
     pub fn serves(&self, names: &[String]) -> Option<bool> {
         let models = self.models.as_ref()?;
@@ -146,8 +163,8 @@ struct Slot {
 /// decision. Members beyond it are not routed to; the caller counts them.
 pub const MAX_REPLICAS: usize = 1024;
 
-/// Most blocks that the shadows of all replicas hold together, some 100 bytes each in every VM: a
-/// fifth of the gigabyte that Envoy allows one. It is 70 replicas of a large GPU (30,000 blocks
+/// Most blocks that the shadows of all replicas hold together, up to 120 bytes each in every VM: a
+/// quarter of the gigabyte that Envoy allows one. It is 70 replicas of a large GPU (30,000 blocks
 /// each); half would cut those short, double leaves too little for two roots and a long prompt.
 pub const MAX_SHADOW_BLOCKS: usize = 2 << 20;
 
@@ -232,18 +249,8 @@ impl ReplicaTable {
         }
         let slot = self.slots.get_mut(index)?;
         slot.incarnation = slot.incarnation.wrapping_add(1);
-        slot.replica = Some(Replica {
-            id: ReplicaId { slot: u32::try_from(index).ok()?, incarnation: slot.incarnation },
-            cluster: cluster.to_owned(),
-            address: member.address.clone(),
-            health: member.health,
-            priority: member.priority,
-            load: None,
-            block_size: None,
-            capacity_blocks: None,
-            started_at: None,
-            models: None,
-        });
+        let id = ReplicaId { slot: u32::try_from(index).ok()?, incarnation: slot.incarnation };
+        slot.replica = Some(Replica::unheard(id, cluster.to_owned(), member.clone()));
         Some(index)
     }
 
@@ -258,12 +265,10 @@ impl ReplicaTable {
         };
         if restarted {
             place.incarnation = place.incarnation.wrapping_add(1);
-            replica.id.incarnation = place.incarnation;
+            let id = ReplicaId { slot, incarnation: place.incarnation };
+            let Replica { cluster, address, health, priority, .. } = replica.clone();
             // The new process may be another engine with another model.
-            replica.models = None;
-            replica.load = None;
-            replica.block_size = None;
-            replica.capacity_blocks = None;
+            *replica = Replica::unheard(id, cluster, Member { address, health, priority });
         }
         replica.started_at = report.started_at.or(replica.started_at);
         replica.block_size = report.block_size.or(replica.block_size);

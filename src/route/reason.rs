@@ -29,19 +29,19 @@ pub enum Reason {
     NoPrompt,
     /// By load: the prompt has parts whose tokens cannot be known here.
     UnsupportedPrompt,
-    /// By load: the chat template refused the messages.
+    /// By load: the chat template refused the messages, or would have worked too long on them.
     TemplateError,
     /// By load: the tokenizer refused the text.
     TokenizerError,
     /// By load: the prompt's turn did not come within `max_prompt_ms`, or it took longer to read.
     PromptTimeout,
-    /// By load: the body is longer than `max_body_bytes`.
+    /// By load: the body is longer than `max_body_bytes`, or, in chunks, than what of it may be held.
     BodyTooLarge,
     /// By load: the body is compressed.
     ContentEncoding,
     /// By load: the request ended without a body.
     NoBody,
-    /// To Envoy's own policy: the path, method or content type carries no prompt.
+    /// To Envoy's own policy: the path, method or content type carries no prompt, or it is an upgrade.
     NotInference,
     /// To Envoy's own policy: the route's cluster is not configured here.
     UnknownCluster,
@@ -53,7 +53,7 @@ pub enum Reason {
     ModelNotServed,
     /// To Envoy's own policy: a call to the host failed.
     HostError,
-    /// Nowhere: the client left, or Envoy answered, before the body was complete.
+    /// Nowhere: the client left, or Envoy answered, before the request could go on.
     ClientLeft,
 }
 

@@ -1,4 +1,6 @@
-//! The small protocols in every order of their calls.
+//! The small protocols in every order of their calls: slots, logs, leases, tables.
+//!
+//! No links: theirs are too many calls for every order, and [`super::storm`] draws some.
 
 use super::explore::{Data, Probe, Program, World, explore};
 use super::lease::SharedLease;

@@ -6,7 +6,7 @@
 //! whatever happened meanwhile. Both do it in bounded steps.
 //!
 //! One snapshot exists at a time, in keys that are used again. It is written when somebody wants
-//! it and not kept up to date; when that is so is `super::catch_up`'s part.
+//! it and not kept up to date; when that is so is `catch_up`'s part.
 
 use super::bytes::{Reader, Writer};
 use super::store::{Store, get_or_create};

@@ -2,7 +2,7 @@
 //!
 //! Envoy keeps a gauge's last value for good, so whoever set one of a replica or cluster that is
 //! gone must also set it to 0. Of several configurations in a VM only the one that speaks for a
-//! cluster sets its gauges.
+//! cluster sets its gauges. It asks nobody: what it tells is the table's and the poller's.
 
 use super::link::Link;
 use super::meters;
@@ -194,8 +194,7 @@ fn report_replica(
     let Some(load) = replica.load else { return };
     meters::record(&metrics::REPLICA_RUNNING, &labels, load.running.into());
     meters::record(&metrics::REPLICA_WAITING, &labels, load.waiting.into());
-    let age = u64::try_from(now.since(load.at).as_millis()).unwrap_or(u64::MAX);
-    meters::record(&metrics::REPLICA_REPORT_AGE, &labels, age);
+    meters::record_ms(&metrics::REPLICA_REPORT_AGE, &labels, now.since(load.at));
     if let Some(usage) = load.kv_usage {
         meters::record(&metrics::REPLICA_KV_USAGE, &labels, (usage * 100.0) as u64);
     }

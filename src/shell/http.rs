@@ -82,8 +82,7 @@ impl Stream {
 
     /// What the headers say: a body to hold, or why not.
     fn read_headers(&self, end_of_stream: bool) -> Result<(Api, String), (Option<Api>, Reason)> {
-        let text =
-            |name| host::request_header(name).and_then(|value| String::from_utf8(value).ok());
+        let text = |name| text(host::request_header(name));
         let api = text(":path").as_deref().and_then(Api::of_path);
         let json = text("content-type").is_none_or(|kind| {
             kind.trim_start().to_ascii_lowercase().starts_with("application/json")
@@ -183,8 +182,8 @@ impl Stream {
         match self.read_headers(end_of_stream) {
             Ok((api, cluster)) => {
                 let limit = self.max_body_bytes();
-                let length = host::request_header("content-length")
-                    .and_then(|value| String::from_utf8(value).ok()?.parse::<usize>().ok());
+                let length = text(host::request_header("content-length"))
+                    .and_then(|length| length.parse::<usize>().ok());
                 // Envoy takes transfer-encoding away before this.
                 let is_chunked = length.is_none()
                     && host::property(&["request", "protocol"])
@@ -240,8 +239,7 @@ impl Stream {
 
     fn response_headers(&mut self, end_of_stream: bool) {
         self.settle();
-        self.status = host::response_header(":status")
-            .and_then(|value| String::from_utf8(value).ok()?.parse().ok());
+        self.status = text(host::response_header(":status")).and_then(|status| status.parse().ok());
         self.response_began();
         match self.explain.take() {
             Some(explain) => host::set_response_header(EXPLAIN_HEADER, &explain),
@@ -276,8 +274,7 @@ impl Stream {
         let Some(mut shared) = state.borrow() else { return };
         routed.responded(&mut shared, self.status.unwrap_or(0));
         if self.status == Some(200) {
-            let header =
-                |name| host::response_header(name).and_then(|value| String::from_utf8(value).ok());
+            let header = |name| text(host::response_header(name));
             let (kind, encoding) = (header("content-type"), header("content-encoding"));
             let feedback = Feedback::new(*api, kind.as_deref(), encoding.as_deref());
             if !feedback.is_stream() {
@@ -309,6 +306,11 @@ impl Stream {
         let (status, feedback) = (self.status, self.feedback.take());
         self.with(|shared| routed.end(shared, status, feedback.as_ref()));
     }
+}
+
+/// A header's value. One that is no UTF-8 says nothing to us.
+fn text(value: Option<Vec<u8>>) -> Option<String> {
+    value.and_then(|value| String::from_utf8(value).ok())
 }
 
 /// Whether a body that cannot be waited for is all there: of chunks, the end comes in a callback of

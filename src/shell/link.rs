@@ -1,6 +1,7 @@
 //! [`crate::share::link`] on Envoy's shared data.
 //!
-//! The protocols are the core's; here are the two calls they are made of, and what is counted.
+//! The protocols are the core's; here are the two calls they are made of, and what is counted. It
+//! neither reads nor writes a format.
 
 use super::{host, meters};
 use crate::config::Config;

@@ -7,6 +7,7 @@ use crate::metrics::{self, Kind, Metric, Series};
 use crate::route::Reason;
 use proxy_wasm::types::MetricType;
 use std::cell::RefCell;
+use std::time::Duration;
 
 thread_local! {
     /// Envoy makes a new id at every definition, so all roots of a VM share theirs.
@@ -42,12 +43,21 @@ pub fn record(metric: &Metric, labels: &[&str], value: u64) {
     }
 }
 
+/// As [`record`], for a time in milliseconds.
+pub fn record_ms(metric: &Metric, labels: &[&str], took: Duration) {
+    record(metric, labels, u64::try_from(took.as_millis()).unwrap_or(u64::MAX));
+}
+
+/// As [`record`], for a time in microseconds.
+pub fn record_us(metric: &Metric, labels: &[&str], took: Duration) {
+    record(metric, labels, u64::try_from(took.as_micros()).unwrap_or(u64::MAX));
+}
+
 /// Calls `act`, which is all of a callback, and records how long it took.
 pub fn time<T>(callback: &str, act: impl FnOnce() -> T) -> T {
     let began = host::now();
     let result = act();
-    let took = host::now().since(began).as_micros();
-    record(&metrics::CALLBACK, &[callback], u64::try_from(took).unwrap_or(u64::MAX));
+    record_us(&metrics::CALLBACK, &[callback], host::now().since(began));
     result
 }
 

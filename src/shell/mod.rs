@@ -4,10 +4,12 @@
 //! through [`host`], which never panics; what fails is counted and skipped, and the request goes
 //! on. Decisions, formats and protocols are the core's; nothing here weighs or encodes anything.
 
+mod calls;
 mod fleet;
 mod gauges;
 mod host;
 mod http;
+mod kept;
 mod link;
 mod meters;
 mod models;

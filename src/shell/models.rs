@@ -182,9 +182,7 @@ impl Entry {
             let State::Loading(loader) = &mut self.state else { return };
             let step_began = host::now();
             let progress = loader.step();
-            let took = host::now().since(step_began).as_millis();
-            let took = u64::try_from(took).unwrap_or(u64::MAX);
-            meters::record(&metrics::TOKENIZER_STEP, &[], took);
+            meters::record_ms(&metrics::TOKENIZER_STEP, &[], host::now().since(step_began));
             match progress {
                 Ok(Progress::Pending) if host::now().since(began) < TICK_BUDGET => {}
                 Ok(Progress::Pending) => return,

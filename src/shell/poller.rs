@@ -7,17 +7,18 @@
 //! It does not choose replicas, and a replica that fails to answer is not taken for dead: only
 //! Envoy's membership and health verdicts count.
 
+use super::calls::{self, Call, Calls};
 use super::gauges::{Findings, Gauges, Topology};
 use super::link::{self, Link, SharedLease};
 use super::seat::Seat;
-use super::{ROUTING_HEADER, host, meters};
-use crate::config::{Config, Membership, PollConfig};
+use super::{host, meters};
+use crate::config::{Config, Membership};
 use crate::metrics;
 use crate::replicas::schedule::{Pace, Question, Schedule};
-use crate::replicas::stats::{self, Report};
+use crate::replicas::stats::Report;
 use crate::replicas::{Member, Moment, ReplicaId, ReplicaTable, clusters, models};
 use crate::share::table::Refusal;
-use hashbrown::{HashMap, HashSet};
+use hashbrown::HashSet;
 use std::rc::Rc;
 use std::time::Duration;
 
@@ -49,41 +50,6 @@ const WEIGHTED: &str = "replicas have unequal weights, which are not heeded";
 /// it was first written may have emptied it. Longer, and a new VM waits that long to route.
 const PUBLISH_INTERVAL: Duration = Duration::from_secs(1);
 
-#[derive(Debug, Clone, PartialEq, Eq)]
-enum Call {
-    Admin(String),
-    /// With our own requests in flight there when it was asked.
-    Metrics(ReplicaId, u32),
-    Models(ReplicaId),
-}
-
-impl Call {
-    fn target(&self) -> &'static str {
-        match self {
-            Self::Admin(_) => "admin",
-            Self::Metrics(..) => "metrics",
-            Self::Models(_) => "models",
-        }
-    }
-
-    /// A longer answer is not read.
-    fn max_bytes(&self) -> usize {
-        match self {
-            Self::Admin(_) => clusters::MAX_ANSWER_BYTES,
-            Self::Metrics(..) => stats::MAX_PAGE_BYTES,
-            Self::Models(_) => models::MAX_ANSWER_BYTES,
-        }
-    }
-
-    fn question(&self) -> Option<(ReplicaId, Question)> {
-        match self {
-            Self::Admin(_) => None,
-            Self::Metrics(id, _) => Some((*id, Question::Metrics)),
-            Self::Models(id) => Some((*id, Question::Models)),
-        }
-    }
-}
-
 /// See the module.
 pub struct Poller {
     config: Rc<Config>,
@@ -97,7 +63,7 @@ pub struct Poller {
     publish_due: Moment,
     /// Lease epochs up to this one are another VM's.
     taken: u64,
-    calls: HashMap<u32, Call>,
+    calls: Calls,
     admin_due: Moment,
     schedule: Schedule,
     findings: Findings,
@@ -119,7 +85,7 @@ impl Poller {
             dirty: false,
             publish_due: Moment::default(),
             taken: 0,
-            calls: HashMap::new(),
+            calls: Calls::default(),
             admin_due: Moment::default(),
             schedule: Schedule::default(),
             findings: Findings::default(),
@@ -136,7 +102,7 @@ impl Poller {
 
     /// Takes it that no call under way will be answered: each is due again in its turn.
     pub fn forget_calls(&mut self) {
-        self.calls.clear();
+        self.calls.forget();
     }
 
     /// Whether this VM leads, or is about to: what it holds for the first time it mostly keeps.
@@ -190,7 +156,7 @@ impl Poller {
             self.table = link.adopt_table(epoch)?;
             self.gauges.take_over(&self.table);
             self.dirty = true;
-            self.calls.clear();
+            self.calls.forget();
             self.set_static_members();
         }
         self.ask(link, now);
@@ -232,16 +198,16 @@ impl Poller {
         let replicas = self.table.iter().filter(|replica| polled(&replica.cluster).is_some());
         let ids = replicas.map(|replica| replica.id);
         let questions = self.schedule.next(ids, &self.pace(), now, MAX_CALLS_PER_TICK);
-        let charges = link.all_charges(now);
+        let (charges, timeout) = (link.all_charges(now), self.config.poll_timeout);
         for (id, question) in questions {
             let Some(replica) = self.table.by_id(id) else { continue };
             let Some(poll) = polled(&replica.cluster) else { continue };
-            let address = replica.address.clone();
             let call = match question {
                 Question::Metrics => Call::Metrics(id, charges.of(id).requests),
                 Question::Models => Call::Models(id),
             };
-            self.ask_replica(call, poll, &address);
+            let begun = self.calls.ask_replica(&call, poll, &replica.address, timeout);
+            self.note(begun, &call, &poll.cluster);
         }
     }
 
@@ -251,6 +217,7 @@ impl Poller {
     }
 
     fn ask_admin(&mut self) {
+        let timeout = self.config.poll_timeout;
         let mut admins: Vec<String> = Vec::new();
         for cluster in &self.config.clusters {
             if let Membership::Admin(admin) = &cluster.membership
@@ -261,8 +228,8 @@ impl Poller {
         }
         for admin in admins {
             let path = clusters::path(&self.names_of(&admin));
-            let token = host::call(&admin, "envoy-admin", &path, &[], self.config.poll_timeout);
-            self.begin(token, Call::Admin(admin.clone()), &admin);
+            let begun = self.calls.ask_admin(&admin, &path, timeout);
+            self.note(begun, &Call::Admin(admin.clone()), &admin);
         }
     }
 
@@ -273,30 +240,14 @@ impl Poller {
         configured.filter(|c| of_admin(&c.membership)).map(|c| c.name.as_str()).collect()
     }
 
-    fn ask_replica(&mut self, call: Call, poll: &PollConfig, address: &str) {
-        let path = if matches!(call, Call::Metrics(..)) { "/metrics" } else { "/v1/models" };
-        let ip = address.rsplit_once(':').map_or(address, |(ip, _)| ip);
-        let asked = poll.port.map(|port| format!("{ip}:{port}"));
-        let asked = asked.as_deref().unwrap_or(address);
-        let authority = poll.authority.as_deref().unwrap_or(asked);
-        let key = poll.api_key.as_ref().map(|key| format!("Bearer {}", key.reveal()));
-        let mut headers = vec![(ROUTING_HEADER, asked)];
-        headers.extend(key.as_deref().map(|key| ("authorization", key)));
-        let token = host::call(&poll.cluster, authority, path, &headers, self.config.poll_timeout);
-        self.begin(token, call, &poll.cluster);
-    }
-
-    fn begin(&mut self, token: Option<u32>, call: Call, cluster: &str) {
-        match token {
-            Some(token) => {
-                self.calls.insert(token, call);
-                self.complained_of.remove(&(cluster.to_owned(), NO_SUCH_CLUSTER));
-            }
-            None => {
-                meters::add(&metrics::POLLS, &[call.target(), "failed"], 1);
-                self.complain(cluster, NO_SUCH_CLUSTER);
-                self.answered(&call);
-            }
+    /// Notes whether a call has begun: one that has not is answered, by nothing.
+    fn note(&mut self, begun: bool, call: &Call, cluster: &str) {
+        if begun {
+            self.complained_of.remove(&(cluster.to_owned(), NO_SUCH_CLUSTER));
+        } else {
+            meters::add(&metrics::POLLS, &[call.target(), "failed"], 1);
+            self.complain(cluster, NO_SUCH_CLUSTER);
+            self.answered(call);
         }
     }
 
@@ -321,17 +272,13 @@ impl Poller {
         num_headers: usize,
         body_size: usize,
     ) -> bool {
-        let Some(call) = self.calls.remove(&token) else { return false };
+        let Some((call, answer)) = self.calls.take(token, num_headers, body_size) else {
+            return false;
+        };
         self.answered(&call);
-        // Without headers the call was reset, and asking for one would be an error.
-        let ok = num_headers > 0 && host::call_header(":status").as_deref() == Some(b"200");
-        let result = if !ok {
-            "failed"
-        } else if body_size > call.max_bytes() {
-            "too_large"
-        } else {
-            let body = host::call_body(body_size);
-            body.and_then(|body| self.take(link, &call, &body)).unwrap_or("unreadable")
+        let result = match answer {
+            Ok(body) => self.take(link, &call, &body).unwrap_or(calls::UNREADABLE),
+            Err(result) => result,
         };
         meters::add(&metrics::POLLS, &[call.target(), result], 1);
         true

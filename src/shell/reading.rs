@@ -185,8 +185,7 @@ impl Turn {
 
     /// The prompt's chains, which have no tokens yet.
     fn chains(&self, shared: &Shared<'_>, prompt: &Prompt, index: usize) -> Chains {
-        let names = shared.config.models.get(index).map(|model| model.names.as_slice());
-        let own_name = names.and_then(|names| names.first()).map_or("", String::as_str);
+        let own_name = shared.config.model_names(index).first().map_or("", String::as_str);
         let seed = ChainSeed::new(own_name, prompt.cache_salt.as_deref());
         let table = shared.fleet.link.table();
         Chains::new(seed, &route::block_sizes(&shared.config.route, table, &self.cluster))
@@ -197,8 +196,7 @@ impl Turn {
         let Self { body_bytes, began, .. } = *self;
         let held = Held { cluster: &self.cluster, known, body_bytes, began };
         let outcome = Routed::new(shared, held);
-        let took = host::now().since(began).as_micros();
-        meters::record(&metrics::DECISION, &[], u64::try_from(took).unwrap_or(u64::MAX));
+        meters::record_us(&metrics::DECISION, &[], host::now().since(began));
         let reason = match &outcome {
             Ok(routed) => routed.decision().reason,
             Err(reason) => *reason,

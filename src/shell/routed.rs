@@ -3,10 +3,10 @@
 //! Every step is told to the other VMs at once: the charge, the blocks, the release. It reads no
 //! body and keeps no phase; when which step is due is [`super::http`]'s part.
 
+use super::kept::Kept;
 use super::reading::{Known, until};
 use super::root::Shared;
 use super::{ROUTING_HEADER, host, meters};
-use crate::config::Config;
 use crate::feedback::{self, Feedback, Usage};
 use crate::metrics;
 use crate::model::Model;
@@ -15,7 +15,6 @@ use crate::replicas::{Moment, ReplicaId};
 use crate::route::{self, Decision, PromptKnowledge, Question, Reason};
 use crate::share::log::{Fate, Record};
 use crate::tokens::blocks::{BlockHash, Chain};
-use std::cell::Cell;
 use std::ops::Range;
 use std::rc::Rc;
 
@@ -50,38 +49,6 @@ pub struct Routed {
     served_elsewhere: bool,
     /// The suspended replica that this request tries out.
     probe: Option<ReplicaId>,
-}
-
-/// Blocks of all prompts in flight that one VM remembers: 32 MB. Of the requests beyond it nothing can be taken back or
-/// learned. Thousands of long chats fit; of prompts of a million tokens, sixty. Doubled, so is what clients can fill.
-const MAX_KEPT_BLOCKS: usize = 4 << 20;
-
-thread_local! {
-    /// All roots of a VM share its memory.
-    static KEPT: Cell<usize> = const { Cell::new(0) };
-}
-
-/// Counts the blocks of one prompt while it is in flight.
-struct Kept(usize);
-
-impl Kept {
-    /// Counts a chain, or drops it where there is no room.
-    fn within_bounds(chain: &mut Option<Chain>) -> Self {
-        let blocks = chain.as_ref().map_or(0, |chain| chain.hashes().len());
-        let total = KEPT.get().saturating_add(blocks);
-        if total > MAX_KEPT_BLOCKS {
-            *chain = None;
-            return Self(0);
-        }
-        KEPT.set(total);
-        Self(blocks)
-    }
-}
-
-impl Drop for Kept {
-    fn drop(&mut self) {
-        KEPT.set(KEPT.get().saturating_sub(self.0));
-    }
 }
 
 /// What is remembered of a prompt.
@@ -213,8 +180,7 @@ impl Routed {
         }
         let now = host::now();
         if streamed {
-            let took = now.since(self.began).as_millis();
-            meters::record(&metrics::TTFT, &[], u64::try_from(took).unwrap_or(u64::MAX));
+            meters::record_ms(&metrics::TTFT, &[], now.since(self.began));
         }
         shared.fleet.link.answer_began(self.replica, self.decision.uncached_tokens());
         shared.fleet.link.publish(now);
@@ -313,7 +279,8 @@ impl Routed {
 impl PromptFacts {
     /// What must be remembered of a prompt, which is counted by the way.
     fn counted(shared: &Shared<'_>, known: Known, decision: &Decision) -> Self {
-        let model_name = names(shared.config, known.index).first().cloned().unwrap_or_default();
+        let model_name =
+            shared.config.model_names(known.index).first().cloned().unwrap_or_default();
         let cached = decision.chosen().map_or(0, |chosen| chosen.overlap_tokens);
         meters::add(&metrics::PROMPT_TOKENS, &[&model_name], decision.prompt_tokens.into());
         meters::add(&metrics::PREDICTED_CACHED_TOKENS, &[&model_name], cached.into());
@@ -322,13 +289,10 @@ impl PromptFacts {
     }
 }
 
-fn names(config: &Config, index: usize) -> &[String] {
-    config.models.get(index).map(|model| model.names.as_slice()).unwrap_or_default()
-}
-
 fn decide(shared: &Shared<'_>, held: &Held<'_>, now: Moment) -> Decision {
     let known = &held.known;
-    let model_names = known.as_ref().map_or(&[][..], |known| names(shared.config, known.index));
+    let model_names =
+        known.as_ref().map_or(&[][..], |known| shared.config.model_names(known.index));
     let prompt = match known {
         Ok(known) => {
             let prompt_tokens = u32::try_from(known.tokens.len()).unwrap_or(u32::MAX);

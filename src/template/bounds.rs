@@ -11,9 +11,11 @@ const MAX_BYTES: usize = 256 << 10;
 /// 50. Every level takes up to some kilobytes of the stack in a build without optimizations, which tests use.
 const MAX_OPERATORS: usize = 100;
 
-/// Most `elif`s in all, each of which is one level of the syntax tree, and deepest nesting of blocks. Public templates
-/// have under 30 and under 12; of 200 the unoptimized parser overflows the stack.
+/// Most `elif`s in all, each of which is one level of the syntax tree. Public templates have under 30; of 200 the
+/// unoptimized parser overflows the stack.
 const MAX_ELIFS: usize = 40;
+
+/// Deepest nesting of blocks, which are levels of the same tree. Public templates have under 12.
 const MAX_NESTING: usize = 24;
 
 /// Checks a source. The error says what is too much.

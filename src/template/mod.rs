@@ -140,13 +140,7 @@ impl ChatTemplate {
     /// # Errors
     /// When the engine would refuse the chat, the template raises or a limit is passed.
     pub fn render(&self, chat: &Chat, now: u64) -> Result<String, TemplateError> {
-        let mut rendering = Rendering::Chat(Box::new(chat.clone()));
-        loop {
-            rendering = match self.step(rendering, now)? {
-                Rendering::Text(text) => return Ok(text),
-                rendering => rendering,
-            };
-        }
+        self.finish(Rendering::Chat(Box::new(chat.clone())), now)
     }
 
     /// One step of rendering a chat: the engine's normalisation, then values for the template, then the template, which
@@ -184,7 +178,10 @@ impl ChatTemplate {
         variables: Map<String, Json>,
         now: u64,
     ) -> Result<String, TemplateError> {
-        let mut rendering = Rendering::Variables(variables);
+        self.finish(Rendering::Variables(variables), now)
+    }
+
+    fn finish(&self, mut rendering: Rendering, now: u64) -> Result<String, TemplateError> {
         loop {
             rendering = match self.step(rendering, now)? {
                 Rendering::Text(text) => return Ok(text),

@@ -1,23 +1,26 @@
 //! An Envoy with the filter, and mock replicas behind it, for as long as a test runs.
 
+mod plan;
+mod process;
+mod updates;
+
+pub use plan::{ALIAS, MODEL, Plan, QWEN3, fast_replica, replica_with, start_replica};
+pub use process::{Envoy, free_ports, fresh_folder, spawn, validate};
+
 use crate::client::{Answer, Ask, Connection};
-use crate::shipped::{Config, Part};
+use crate::shipped::Config;
 use crate::stats::Scrape;
-use serde_json::{Value, json};
+use process::write_parts;
 use std::future::Future;
 use std::io::Write as _;
 use std::net::SocketAddr;
-use std::path::{Path, PathBuf};
-use std::process::{Child, Command, Stdio};
-use std::sync::atomic::{AtomicU32, Ordering};
+use std::path::PathBuf;
+use std::process::Command;
 use std::sync::{Arc, LazyLock, Mutex, PoisonError};
 use std::time::Duration;
-use tokio::net::TcpListener;
 use tokio::time::{Instant, sleep};
-use warmpath::mock::engine::EngineConfig;
 use warmpath::mock::replica::Seen;
-use warmpath::mock::{Handle, Replica, ReplicaConfig, serve};
-use warmpath::model::Model;
+use warmpath::mock::{Handle, Replica};
 
 /// Until a condition must hold. Far more than it takes: only a failing test waits that long.
 const PATIENCE: Duration = Duration::from_secs(60);
@@ -25,18 +28,7 @@ const PATIENCE: Duration = Duration::from_secs(60);
 /// Between two looks at a condition.
 const LOOK: Duration = Duration::from_millis(20);
 
-/// The model's names in the shipped configuration.
-pub const MODEL: &str = "Qwen/Qwen3-8B";
-pub const ALIAS: &str = "qwen3";
-
 static PREPARED: LazyLock<Option<PathBuf>> = LazyLock::new(|| from_env("WARMPATH_PREPARED"));
-
-/// The model, for the replicas and for what tests work out on their own.
-pub static QWEN3: LazyLock<Arc<Model>> = LazyLock::new(|| {
-    let path = PREPARED.as_ref().expect("WARMPATH_PREPARED");
-    let bytes = std::fs::read(path).unwrap_or_else(|error| panic!("{}: {error}", path.display()));
-    Arc::new(Model::load(bytes).unwrap_or_else(|error| panic!("{}: {}", path.display(), error.0)))
-});
 
 /// A file that the environment names.
 pub fn from_env(name: &str) -> Option<PathBuf> {
@@ -85,130 +77,6 @@ pub fn with_envoy<F: Future<Output = ()>>(name: &str, test: impl FnOnce(Files) -
     let runtime =
         tokio::runtime::Builder::new_multi_thread().worker_threads(2).enable_all().build();
     runtime.expect("a runtime").block_on(test(files));
-}
-
-/// A replica that is fast enough not to be waited for, and otherwise as by default.
-pub fn fast_replica(name: &str) -> ReplicaConfig {
-    let engine = EngineConfig {
-        step_base: Duration::from_millis(1),
-        prefill_rate: 400_000.0,
-        attention_rate: 0.0,
-        decode_per_sequence: Duration::ZERO,
-        ..EngineConfig::default()
-    };
-    replica_with(name, engine)
-}
-
-/// A replica of the model in the shipped configuration.
-pub fn replica_with(name: &str, engine: EngineConfig) -> ReplicaConfig {
-    ReplicaConfig {
-        name: name.to_owned(),
-        engine,
-        served_names: vec![MODEL.to_owned(), ALIAS.to_owned()],
-        model: Some(Arc::clone(&QWEN3)),
-        ..ReplicaConfig::default()
-    }
-}
-
-/// Starts a replica on a free port.
-pub async fn start_replica(config: ReplicaConfig) -> Handle {
-    serve(config, TcpListener::bind("127.0.0.1:0").await.unwrap()).unwrap()
-}
-
-/// What a rig is made of.
-pub struct Plan {
-    pub workers: usize,
-    pub replicas: Vec<ReplicaConfig>,
-    pub config: Config,
-    /// Whether to return before the filter is ready.
-    pub early: bool,
-}
-
-impl Plan {
-    /// The shipped configuration with a poll interval for the impatient, in front of `count` fast replicas.
-    pub fn new(workers: usize, count: usize) -> Self {
-        let mut config = Config::read();
-        config.change_plugin(|plugin| plugin["poll_interval_ms"] = json!(100));
-        let replicas = (0..count).map(|n| fast_replica(&format!("replica-{n}"))).collect();
-        Self { workers, replicas, config, early: false }
-    }
-
-    /// Starts the replicas now and names them in the filter's configuration, so that nobody is polled and Envoy's
-    /// health checks do not count.
-    async fn with_static_replicas(mut self) -> (Self, Vec<Handle>) {
-        let mut replicas = Vec::new();
-        for config in self.replicas.drain(..) {
-            replicas.push(start_replica(config).await);
-        }
-        let listed: Vec<String> =
-            replicas.iter().map(|handle| handle.address.to_string()).collect();
-        let plan = self.plugin(|plugin| {
-            plugin["clusters"] = json!([{"name": "replicas", "replicas": listed}]);
-        });
-        (plan, replicas)
-    }
-
-    /// Changes the filter's configuration.
-    pub fn plugin(mut self, change: impl FnOnce(&mut Value)) -> Self {
-        self.config.change_plugin(change);
-        self
-    }
-}
-
-/// A running Envoy.
-pub struct Envoy {
-    process: Child,
-    folder: PathBuf,
-}
-
-impl Envoy {
-    /// Whether the process has ended.
-    pub fn has_ended(&mut self) -> bool {
-        self.process.try_wait().unwrap().is_some()
-    }
-
-    fn log(&self) -> String {
-        std::fs::read_to_string(self.folder.join("envoy.log")).unwrap_or_default()
-    }
-}
-
-impl Drop for Envoy {
-    fn drop(&mut self) {
-        let _ = self.process.kill();
-        let _ = self.process.wait();
-        if std::thread::panicking() {
-            let log = self.log();
-            let lines: Vec<&str> = log.lines().collect();
-            let end = &lines[lines.len().saturating_sub(60)..];
-            eprintln!("--- the end of Envoy's log ---\n{}\n---", end.join("\n"));
-        }
-        let _ = std::fs::remove_dir_all(&self.folder);
-    }
-}
-
-/// A folder of this process alone, removed with the Envoy that uses it.
-pub fn fresh_folder() -> PathBuf {
-    static COUNT: AtomicU32 = AtomicU32::new(0);
-    let number = COUNT.fetch_add(1, Ordering::Relaxed);
-    let folder =
-        std::env::temp_dir().join(format!("warmpath-envoy-{}-{number}", std::process::id()));
-    std::fs::create_dir_all(&folder).unwrap();
-    folder
-}
-
-/// What `envoy --mode validate` says of a configuration.
-pub fn validate(files: &Files, config: &Config) -> Result<(), String> {
-    let folder = fresh_folder();
-    let path = folder.join("envoy.yaml");
-    std::fs::write(&path, config.text()).unwrap();
-    let output = Command::new(&files.envoy)
-        .args(["--mode", "validate", "-l", "warning", "-c"])
-        .arg(&path)
-        .output()
-        .unwrap_or_else(|error| panic!("{}: {error}", files.envoy.display()));
-    let _ = std::fs::remove_dir_all(&folder);
-    let text = [output.stdout, output.stderr].concat();
-    output.status.success().then_some(()).ok_or_else(|| String::from_utf8_lossy(&text).into_owned())
 }
 
 /// Envoy and replicas.
@@ -382,8 +250,7 @@ impl Rig {
 
     /// What Envoy has logged so far.
     pub fn log(&self) -> String {
-        let bytes = std::fs::read(self.envoy.folder.join("envoy.log")).unwrap();
-        String::from_utf8_lossy(&bytes).into_owned()
+        self.envoy.log()
     }
 
     /// All statistics.
@@ -414,45 +281,6 @@ impl Rig {
         let pages = std::fs::read_to_string(path).unwrap();
         let pages: f64 = pages.split(' ').nth(1).unwrap().parse().unwrap();
         pages * 4096.0
-    }
-
-    /// Gives Envoy a changed configuration in the files that it watches, and waits for its verdict on this part: whether
-    /// it was taken.
-    pub async fn push(&mut self, part: Part, config: &Config) -> bool {
-        let before = self.verdicts(part).await;
-        self.pushes += 1;
-        write_parts(config, &self.envoy.folder, self.pushes, |other| other == part);
-        let end = Instant::now() + PATIENCE;
-        loop {
-            let after = self.verdicts(part).await;
-            if after != before {
-                let taken = after.0 > before.0 && after.1 == before.1;
-                if taken {
-                    self.config = config.clone();
-                }
-                return taken;
-            }
-            assert!(Instant::now() < end, "no verdict on {part:?}");
-            sleep(LOOK).await;
-        }
-    }
-
-    /// Updates taken and refused.
-    async fn verdicts(&self, part: Part) -> (f64, f64) {
-        let prefix = match part {
-            Part::Filter => "extension_config_discovery.http_filter.warmpath.",
-            Part::Routes => "http.inference.rds.inference.",
-            Part::Listeners => "listener_manager.lds.",
-            Part::Clusters => "cluster_manager.cds.",
-        };
-        let taken = if part == Part::Filter { "config_reload" } else { "update_success" };
-        let refused = if part == Part::Filter { "config_fail" } else { "update_rejected" };
-        let stats = self.plain_stats(&format!("{prefix}.*")).await;
-        let of = |name: &str| {
-            let is = |(full, _): &&(String, f64)| *full == format!("{prefix}{name}");
-            stats.iter().find(is).map_or(0.0, |(_, value)| *value)
-        };
-        (of(taken), of(refused))
     }
 
     /// Waits until the statistics say so.
@@ -554,27 +382,6 @@ impl Rig {
         all.filter(|seen| has_header(seen, "x-forwarded-proto")).collect()
     }
 
-    /// Starts a second process that takes over from the first, which goes on until it is drained: that one.
-    pub async fn restart_hot(&mut self, files: &Files) -> Envoy {
-        let mut config = self.config.clone();
-        config.arguments.extend(["--restart-epoch", "1"].map(str::to_owned));
-        let new = spawn(files, self.workers, &config, fresh_folder());
-        let old = std::mem::replace(&mut self.envoy, new);
-        let end = Instant::now() + PATIENCE;
-        // The admin port goes over when the new process is about to serve; its epoch tells whose it is.
-        loop {
-            let stats = self.plain_stats("server.hot_restart_generation").await;
-            let generation = stats.first().map_or(0.0, |(_, value)| *value);
-            if generation >= 2.0 && self.admin_get("/ready").await.status == 200 {
-                break;
-            }
-            assert!(Instant::now() < end, "the new process does not take over");
-            sleep(LOOK).await;
-        }
-        self.vms_created = self.vms_created().await;
-        old
-    }
-
     /// As [`Self::finish`], for a rig whose configuration was changed: every change tries a VM.
     pub async fn finish_after_updates(&mut self) {
         self.eventually("nothing in flight", |scrape| {
@@ -614,59 +421,4 @@ pub async fn until(what: &str, mut holds: impl FnMut() -> bool) {
         assert!(Instant::now() < end, "not in time: {what}");
         sleep(Duration::from_millis(5)).await;
     }
-}
-
-/// Starts Envoy, with a folder that it takes over.
-pub fn spawn(files: &Files, workers: usize, config: &Config, folder: PathBuf) -> Envoy {
-    let path = folder.join("envoy.yaml");
-    std::fs::write(&path, config.split(&folder).0).unwrap();
-    let log = std::fs::File::create(folder.join("envoy.log")).unwrap();
-    let has_base = config.arguments.iter().any(|argument| argument.contains("base-id"));
-    let alone = (!has_base).then_some("--disable-hot-restart");
-    let sets_drain = config.arguments.iter().any(|argument| argument == "--drain-time-s");
-    let process = Command::new(&files.envoy)
-        .args(["-l", config.log_level])
-        .args(["--component-log-level", if config.log_level == "trace" { "" } else { "wasm:info" }])
-        .args(&config.arguments)
-        // File-based discovery wants to know who asks.
-        .args(["--service-node", "test", "--service-cluster", "test"])
-        .args(["--concurrency", &workers.to_string(), "-c"])
-        .arg(&path)
-        // Only a listener that comes from a file can be replaced.
-        .args((!sets_drain).then_some(["--drain-time-s", "3"]).into_iter().flatten())
-        .args(alone)
-        .stdout(Stdio::null())
-        .stderr(log)
-        .spawn()
-        .unwrap_or_else(|error| panic!("{}: {error}", files.envoy.display()));
-    Envoy { process, folder }
-}
-
-/// Writes the parts of a configuration that Envoy watches, each moved into place.
-fn write_parts(config: &Config, folder: &Path, version: u32, is_wanted: impl Fn(Part) -> bool) {
-    for (part, text) in config.split(folder).1.into_iter().filter(|(part, _)| is_wanted(*part)) {
-        let (new, file) = (folder.join("new"), part.file(folder));
-        std::fs::create_dir_all(file.parent().unwrap()).unwrap();
-        std::fs::write(&new, format!("version_info: \"{version}\"\n{text}")).unwrap();
-        std::fs::rename(new, file).unwrap();
-    }
-}
-
-/// Ports that were free a moment ago, all different.
-///
-/// Below those that the system gives to outgoing connections: knocking at one of these until somebody listens there
-/// sooner or later connects to itself, and then waits for its own answer.
-pub fn free_ports<const N: usize>() -> [u16; N] {
-    static NEXT: AtomicU32 = AtomicU32::new(0);
-    std::array::from_fn(|_| {
-        loop {
-            let number = std::process::id()
-                .wrapping_mul(97)
-                .wrapping_add(NEXT.fetch_add(1, Ordering::Relaxed));
-            let port = 10_000 + (number % 22_000) as u16;
-            if std::net::TcpListener::bind(("127.0.0.1", port)).is_ok() {
-                return port;
-            }
-        }
-    })
 }
