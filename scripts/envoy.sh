@@ -36,6 +36,10 @@ fail() {
     exit 1
 }
 
+if [ "${1:-}" = -h ] || [ "${1:-}" = --help ]; then
+    sed -n '2,/^set /{/^#/s/^# \{0,1\}//p;}' "$0"
+    exit
+fi
 if [ "$#" -gt 1 ] || [[ ${1:-} == -* ]]; then
     echo "usage: scripts/envoy.sh [VERSION]    (prints the path of that Envoy, or of \$ENVOY_BIN)" >&2
     exit 2

@@ -3,6 +3,10 @@
 # the Llama 3.1 Community License, which whoever runs this accepts. Everything is pinned and checked; a second run
 # finds it there. Usage: scripts/models.sh
 set -euo pipefail
+if [ "$#" -gt 0 ]; then
+    sed -n '2,/^set /{/^#/s/^# //p;}' "$0"
+    exit
+fi
 cd "$(dirname "$0")/.."
 
 folder=.work/models/llama3.1

@@ -28,6 +28,27 @@ all=(fmt clippy unit wasm docs build traps envoy versions)
 # between it is enough that they take every shipped file.
 TABLE_VERSIONS="1.36.4 1.38.2"
 VALIDATE_VERSIONS="1.37.0 1.39.3"
+if [[ ${1:-} == -h || ${1:-} == --help ]]; then
+    cat <<'HELP'
+usage: scripts/test.sh [STEP...]
+
+Sets up what is missing and runs every step, or only those named. Stops at the first that fails.
+
+  fmt        formatting
+  clippy     lints, natively and for wasm
+  unit       unit, document, golden and unguided fuzz tests, natively
+  wasm       the unit tests once more as wasm
+  docs       the API's documentation, without warnings
+  build      the filter as released, its size and what it imports
+  traps      a filter that traps on demand, for the step envoy
+  envoy      the filters that build and traps left, in a real Envoy
+  versions   the same, shorter, in four older Envoys
+
+Needs Rust, Python 3 and, the first time, a network. ENVOY_BIN names an Envoy for the step envoy in
+place of the pinned one. A step's output is kept in .work/test/STEP.log, its end shown when it fails.
+HELP
+    exit
+fi
 steps=("$@")
 [ "${#steps[@]}" -gt 0 ] || steps=("${all[@]}")
 

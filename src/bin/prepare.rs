@@ -70,7 +70,7 @@ fn summary(
 ) -> String {
     let counts = loaded.tokenizer.counts();
     let template = match loaded.chat_template.len() {
-        0 => "none".to_owned(),
+        0 => "none (chats will go by load; see --chat-template)".to_owned(),
         length => format!("{length} bytes"),
     };
     let special: Vec<_> =

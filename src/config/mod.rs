@@ -301,13 +301,14 @@ fn model(fields: &mut Fields<'_>) -> Result<ModelConfig, ConfigError> {
     names.extend(fields.texts("aliases")?.unwrap_or_default());
     let prepared = fields.require("prepared")?;
     let mut prepared = Fields::new(&fields.path_of("prepared"), prepared)?;
-    let model = ModelConfig {
-        names,
-        prepared_cluster: prepared.text("cluster")?,
-        prepared_path: prepared.text("path")?,
-    };
+    let (prepared_cluster, prepared_path) = (prepared.text("cluster")?, prepared.text("path")?);
+    if !prepared_path.starts_with('/') {
+        let found = shown(&prepared_path.as_str().into());
+        let problem = format!("expected a path that begins with /, found {found}");
+        return Err(error(&prepared.path_of("path"), problem));
+    }
     prepared.finish()?;
-    Ok(model)
+    Ok(ModelConfig { names, prepared_cluster, prepared_path })
 }
 
 fn cluster(fields: &mut Fields<'_>) -> Result<ClusterConfig, ConfigError> {
@@ -443,6 +444,10 @@ mod tests {
         check_error(r#"{"models":[]}"#, "models: expected a list with at least one item, found []");
         check_error(r#"{"models":[{"name":7}]}"#, "models[0].name: expected a text, found 7");
         check_error(r#"{"models":[{"name":"m"}]}"#, "models[0].prepared: missing");
+        check_error(
+            r#"{"models":[{"name":"m","prepared":{"cluster":"files","path":"m"}}]}"#,
+            "models[0].prepared.path: expected a path that begins with /, found \"m\"",
+        );
         check_error(
             &format!(r#"{{"models":[{MODEL}],"clusters":[{{"name":"c"}}]}}"#),
             "clusters[0]: expected one of admin_cluster and replicas",

@@ -173,7 +173,7 @@ impl Entry {
         let ModelConfig { prepared_cluster, prepared_path, .. } = &self.config;
         match host::call(prepared_cluster, "warmpath", prepared_path, &[], FETCH_TIMEOUT) {
             Some(token) => self.state = State::Fetching(token),
-            None => self.fail("fetch_failed", "no such cluster"),
+            None => self.fail("fetch_failed", "no such cluster, or it has no members"),
         }
     }
 

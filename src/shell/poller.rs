@@ -39,7 +39,7 @@ const MODELS_INTERVAL: Duration = Duration::from_secs(10);
 /// the thread for a few milliseconds; with 100 ms ticks it is 320 replicas a second.
 const MAX_CALLS_PER_TICK: usize = 32;
 
-const NO_SUCH_CLUSTER: &str = "Envoy has no such cluster to poll through";
+const NO_SUCH_CLUSTER: &str = "Envoy has no such cluster to poll through, or it has no members";
 const NOT_IN_ADMIN: &str = "Envoy's admin knows no such cluster (yet)";
 const INCOMPLETE: &str = "a replica's metrics lack some of the numbers that routing goes by";
 const DATA_PARALLEL: &str = "several engines behind one address: their caches are not told apart";
