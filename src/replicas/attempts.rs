@@ -35,9 +35,9 @@ pub struct Failure<'a> {
 pub enum FailureKind {
     /// Another replica answered the same request well.
     Spared,
-    /// It could not be connected to, or cut the connection before it answered.
+    /// It could not be connected to.
     Connection,
-    /// Its error is what the client got, or nobody did better.
+    /// Its error is what the client got, or it cut the request, and nobody did better.
     Error,
 }
 
@@ -77,12 +77,12 @@ impl<'a> Attempts<'a> {
         let Some(last) = Last::of(seen) else { return Self::default() };
         let mut found = Self {
             failed: Vec::new(),
-            answered: (last != Last::Gone).then_some(seen.address),
+            answered: (!matches!(last, Last::Absent | Last::Cut)).then_some(seen.address),
             is_success: last == Last::Well,
         };
         let before = match last {
             Last::Well => Some(FailureKind::Spared),
-            Last::Failed | Last::Gone => Some(FailureKind::Error),
+            Last::Failed | Last::Absent | Last::Cut => Some(FailureKind::Error),
             // Whoever refuses a request may be right, and then so were the ones before.
             Last::Refused => None,
         };
@@ -91,8 +91,8 @@ impl<'a> Attempts<'a> {
             found.failed.extend(earlier.map(|address| Failure { address, kind }));
         }
         let kind = match last {
-            Last::Failed => FailureKind::Error,
-            Last::Gone => FailureKind::Connection,
+            Last::Failed | Last::Cut => FailureKind::Error,
+            Last::Absent => FailureKind::Connection,
             Last::Well | Last::Refused => return found,
         };
         found.failed.push(Failure { address: seen.address, kind });
@@ -109,21 +109,19 @@ enum Last {
     Refused,
     /// Answered with an error of its own.
     Failed,
-    /// Was not there, or went away before it answered.
-    Gone,
+    /// Could not be connected to: the request has not reached it.
+    Absent,
+    /// Had the request, and cut it before an answer. The request may be what broke it.
+    Cut,
 }
 
-/// How the connection ended where the replica, or its machine, ended it. Envoy also resets
-/// requests for reasons of its own (too many of them, a limit, a protocol it dislikes).
-const ENDED_BY_REPLICA: [&str; 7] = [
-    "remote_connection_failure",
-    "connection_failure",
-    "connection_timeout",
-    "connection_termination",
-    "connect_error",
-    "remote_reset",
-    "remote_refused_stream_reset",
-];
+/// How it is told that there was no connection to the replica. Envoy also resets requests for
+/// reasons of its own (too many of them, a limit, a protocol it dislikes).
+const ABSENT: [&str; 4] =
+    ["remote_connection_failure", "connection_failure", "connection_timeout", "connect_error"];
+
+/// How it is told that the replica, or its machine, ended a request that it had.
+const CUT: [&str; 3] = ["connection_termination", "remote_reset", "remote_refused_stream_reset"];
 
 impl Last {
     /// `None` when the response tells nothing of a replica.
@@ -143,7 +141,10 @@ impl Last {
         let reset = seen.details.strip_prefix("upstream_reset_before_response_started{")?;
         let end = reset.find(['|', ',', '}']).unwrap_or(reset.len());
         let by = reset.get(..end)?.trim();
-        ENDED_BY_REPLICA.contains(&by).then_some(Self::Gone)
+        if ABSENT.contains(&by) {
+            return Some(Self::Absent);
+        }
+        CUT.contains(&by).then_some(Self::Cut)
     }
 }
 
@@ -217,8 +218,18 @@ mod tests {
         use FailureKind::{Connection, Error};
         check((503, REFUSED, 1, "a:1"), &[("a:1", Connection)], None);
         check((503, REFUSED, 2, "b:1"), &[("a:1", Error), ("b:1", Connection)], None);
-        let ended = "upstream_reset_before_response_started{connection_termination}";
-        check((503, ended, 1, "a:1"), &[("a:1", Connection)], None);
+    }
+
+    #[test]
+    fn a_request_that_every_replica_cuts_may_be_what_breaks_them() {
+        use FailureKind::{Error, Spared};
+        for by in CUT {
+            let cut = format!("upstream_reset_before_response_started{{{by}|more}}");
+            check((503, &cut, 1, "a:1"), &[("a:1", Error)], None);
+            let all = LIST.map(|address| (address, Error));
+            check((503, &cut, 3, "c:1"), &all, None);
+        }
+        check((200, "via_upstream", 2, "b:1"), &[("a:1", Spared)], Some("b:1"));
     }
 
     #[test]

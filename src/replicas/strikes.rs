@@ -59,8 +59,10 @@ pub struct Strike {
     pub until: Moment,
     /// When a success took everything before it back.
     pub cleared_at: Moment,
-    /// Requests in flight there that were sent during a suspension.
+    /// Requests there that were sent during a suspension and have no answer yet.
     pub probes: u32,
+    /// When the last of them was sent.
+    pub probed_at: Moment,
 }
 
 impl Strike {
@@ -71,13 +73,18 @@ impl Strike {
 
     /// Whether no request may go there now.
     pub fn bars(&self, now: Moment) -> bool {
-        self.is_suspended() && (now < self.until || self.probes > 0)
+        let is_probed = self.probes > 0 && now.since(self.probed_at) < PROBE_PATIENCE;
+        self.is_suspended() && (now < self.until || is_probed)
     }
 
     fn pending_failures(&self) -> u32 {
         if self.failed_at > self.cleared_at { self.failures } else { 0 }
     }
 }
+
+/// How long one probe keeps others away. The probe is some client's request, whose answer may be minutes away though the
+/// replica is well. Halved, a replica that hangs gets twice as many requests; doubled, a good one is out for twice as long.
+const PROBE_PATIENCE: Duration = Duration::from_secs(30);
 
 /// How long a success stays known after it took a suspension back: until every VM that lives has
 /// seen it and dropped its own record. Halved it is still more than a VM may be silent; doubled, a
@@ -102,6 +109,9 @@ impl Strikes {
         for (replica, strike) in entries() {
             let known = merged.by_replica.entry(replica).or_default();
             known.probes = known.probes.saturating_add(strike.probes);
+            if strike.probes > 0 {
+                known.probed_at = known.probed_at.max(strike.probed_at);
+            }
             if strike.suspended_at > known.suspended_at {
                 known.suspended_at = strike.suspended_at;
                 known.suspensions = strike.suspensions;
@@ -179,12 +189,13 @@ impl Strikes {
     }
 
     /// Counts a request that is sent to a suspended replica.
-    pub fn probe_began(&mut self, replica: ReplicaId) {
+    pub fn probe_began(&mut self, replica: ReplicaId, now: Moment) {
         let own = self.by_replica.entry(replica).or_default();
         own.probes = own.probes.saturating_add(1);
+        own.probed_at = now;
     }
 
-    /// And its end.
+    /// And that its answer has begun, or never will.
     pub fn probe_ended(&mut self, replica: ReplicaId) {
         if let Some(own) = self.by_replica.get_mut(&replica) {
             own.probes = own.probes.saturating_sub(1);
@@ -329,11 +340,24 @@ mod tests {
         let mut vms = Vms::new(2);
         vms.fail(0, Proof::Proven, 0, 1);
         assert!(!vms.bars(2000));
-        vms.0[1].probe_began(R);
+        vms.0[1].probe_began(R, at(2000));
         assert!(vms.bars(2000));
         vms.0[1].probe_ended(R);
         vms.0[1].probe_ended(R);
         assert!(!vms.bars(2000));
+    }
+
+    #[test]
+    fn a_probe_without_an_answer_does_not_keep_others_away_for_ever() {
+        let mut vms = Vms::new(2);
+        vms.fail(0, Proof::Proven, 0, 1);
+        vms.0[1].probe_began(R, at(2000));
+        assert!(vms.bars(31_999));
+        assert!(!vms.bars(32_000), "it is time for another");
+        vms.0[0].probe_began(R, at(32_000));
+        assert!(vms.bars(32_000) && vms.bars(61_999));
+        vms.0[1].probe_ended(R);
+        assert!(vms.bars(61_999), "the later one goes on");
     }
 
     #[test]
@@ -366,7 +390,7 @@ mod tests {
     fn a_replica_that_is_no_more_is_forgotten() {
         let mut vms = Vms::new(1);
         vms.fail(0, Proof::Proven, 0, 1);
-        vms.0[0].probe_began(R);
+        vms.0[0].probe_began(R, at(1));
         let all = vms.all();
         vms.0[0].forget(&all, at(2), |_| false);
         assert!(vms.0[0].is_empty());

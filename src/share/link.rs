@@ -444,15 +444,15 @@ impl<S: Store> Link<S> {
     }
 
     /// Counts a request among those that try out a suspended replica, if it is one. Whether it is.
-    pub fn probe_began(&mut self, replica: ReplicaId) -> bool {
+    pub fn probe_began(&mut self, replica: ReplicaId, now: Moment) -> bool {
         let suspended = self.all_strikes().of(replica).is_suspended();
         if suspended {
-            self.strikes.probe_began(replica);
+            self.strikes.probe_began(replica, now);
         }
         suspended
     }
 
-    /// And its end.
+    /// And that its answer has begun, or never will.
     pub fn probe_ended(&mut self, replica: ReplicaId) {
         self.strikes.probe_ended(replica);
     }

@@ -131,6 +131,7 @@ fn write_strike(writer: &mut Writer, (replica, strike): (ReplicaId, Strike)) {
     writer.u64(strike.until.0);
     writer.u64(strike.cleared_at.0);
     writer.u32(strike.probes);
+    writer.u64(strike.probed_at.0);
 }
 
 fn read_strike(reader: &mut Reader<'_>) -> Option<(ReplicaId, Strike)> {
@@ -143,6 +144,7 @@ fn read_strike(reader: &mut Reader<'_>) -> Option<(ReplicaId, Strike)> {
         until: Moment(reader.u64()?),
         cleared_at: Moment(reader.u64()?),
         probes: reader.u32()?,
+        probed_at: Moment(reader.u64()?),
     };
     Some((replica, strike))
 }
@@ -182,6 +184,7 @@ mod tests {
             until: at(5),
             cleared_at: at(6),
             probes: 7,
+            probed_at: at(8),
         };
         strikes.insert(replica, strike);
         VmState {

@@ -74,7 +74,7 @@ impl Routed {
         let (replica, address) = (chosen.id, chosen.address.clone());
         let recorded = record_new(shared, &decision);
         shared.fleet.link.charge(replica, decision.uncached_tokens(), now);
-        let probe = shared.fleet.link.probe_began(replica).then_some(replica);
+        let probe = shared.fleet.link.probe_began(replica, now).then_some(replica);
         shared.fleet.link.publish(now);
         let prompt = held.known.ok().map(|known| PromptFacts::counted(shared, *known, &decision));
         let kept = Kept::within_bounds(&mut decision.chain);
@@ -107,7 +107,12 @@ impl Routed {
             Seen { status, details: &details, attempts: attempts.unwrap_or(0), address: &address };
         let found = Attempts::read(&list, &seen);
         self.judge(shared, &found);
-        if found.answered.is_some() {
+        let has_answered = found.answered.is_some();
+        // A probe has told what it can. Its answer may go on for minutes, and the next would wait for it.
+        if self.end_probe(shared) {
+            shared.fleet.link.publish(host::now());
+        }
+        if has_answered {
             self.served_by(shared, &address);
         }
     }
@@ -213,10 +218,13 @@ impl Routed {
         shared.fleet.link.publish(host::now());
     }
 
-    fn end_probe(&mut self, shared: &mut Shared<'_>) {
-        if let Some(replica) = self.probe.take() {
+    /// Whether it was a probe until now.
+    fn end_probe(&mut self, shared: &mut Shared<'_>) -> bool {
+        let probe = self.probe.take();
+        if let Some(replica) = probe {
             shared.fleet.link.probe_ended(replica);
         }
+        probe.is_some()
     }
 
     /// Takes back what was recorded of a request that its replica did not compute.
