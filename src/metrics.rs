@@ -195,7 +195,7 @@ pub const SERVED_ELSEWHERE: Metric = Metric::counter(
 pub const STRIKES: Metric = Metric::counter(
     "warmpath_strikes_total",
     &["kind"],
-    "Failures held against a replica: spared (another one answered the same request), connection (refused, or cut before an answer), error (a 5xx that no other replica made good)",
+    "Failures held against a replica: spared (another one answered the same request), connection (could not be connected to), error (a 5xx, or a connection cut before an answer, that no other replica made good)",
 );
 /// Suspensions.
 pub const SUSPENSIONS: Metric = Metric::counter(
