@@ -42,6 +42,8 @@ pub struct Routed {
     /// Where the prompt's tokens are known.
     prompt: Option<PromptFacts>,
     began: Moment,
+    /// When it was decided, which is long after it began where its prompt had to wait to be read.
+    sent: Moment,
     tokens_charged: bool,
     /// Which of the chain's blocks the replica was not believed to hold before this request.
     recorded: Range<usize>,
@@ -84,6 +86,7 @@ impl Routed {
             decision,
             prompt,
             began: held.began,
+            sent: now,
             tokens_charged: true,
             recorded,
             _kept: kept,
@@ -132,14 +135,14 @@ impl Routed {
             let Some(replica) = of(shared, failure.address) else { continue };
             meters::add(&metrics::STRIKES, &[failure.kind.as_str()], 1);
             let (config, proof) = (&shared.config.passive_health, failure.kind.proof());
-            if shared.fleet.link.failed(config, replica, proof, self.began, now) {
+            if shared.fleet.link.failed(config, replica, proof, self.sent, now) {
                 meters::add(&metrics::SUSPENSIONS, &[], 1);
             }
         }
         let answered = found.answered.filter(|_| found.is_success);
         let answered = answered.and_then(|address| of(shared, address));
         let restored =
-            answered.is_some_and(|replica| shared.fleet.link.succeeded(replica, self.began, now));
+            answered.is_some_and(|replica| shared.fleet.link.succeeded(replica, self.sent, now));
         if restored || !found.failed.is_empty() {
             shared.fleet.link.publish(now);
         }

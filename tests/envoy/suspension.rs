@@ -112,6 +112,51 @@ fn a_replica_that_fails_is_spared_the_client_suspended_and_restored() {
     );
 }
 
+/// Sends prompts until nobody is suspended.
+async fn restore(rig: &Rig, first: u64) {
+    let end = Instant::now() + Duration::from_secs(20);
+    let mut seed = first;
+    while suspended(&rig.scrape().await) > 0.0 {
+        assert!(Instant::now() < end, "never restored");
+        send_all(rig, seed..seed + 4).await;
+        seed += 4;
+    }
+}
+
+#[test]
+fn a_probe_whose_answer_is_long_keeps_no_later_one_away() {
+    with_envoy("a_probe_whose_answer_is_long_keeps_no_later_one_away", |files| async move {
+        let rig = Rig::start(&files, plan(2)).await;
+        let bad = &rig.replicas[1];
+        bad.replica.set_control(failing(500));
+        send_all(&rig, 0..20).await;
+        rig.eventually("one is suspended", |scrape| suspended(scrape) == 1.0).await;
+        bad.replica.set_control(|control| *control = Control::default());
+        // Whoever is sent now may be the probe, and none of them ends by itself: nobody reads on.
+        let (mut open, mut seed) = (Vec::new(), 1000);
+        let end = Instant::now() + Duration::from_secs(20);
+        while suspended(&rig.scrape().await) > 0.0 {
+            assert!(Instant::now() < end, "no probe");
+            let mut connection = rig.connect().await;
+            let ask = Ask::chat(&streamed(&chat(seed, 150, 20_000)));
+            let answer = connection.begin(&ask).await;
+            assert_eq!(answer.status(), 200);
+            open.push((connection, answer));
+            seed += 1;
+        }
+        bad.replica.set_control(failing(500));
+        send_all(&rig, 2000..2040).await;
+        rig.eventually("it is suspended again", |scrape| suspended(scrape) == 1.0).await;
+        bad.replica.set_control(|control| *control = Control::default());
+        restore(&rig, 3000).await;
+        let flying = rig.scrape().await.sum("warmpath_replica_in_flight", &[]);
+        assert!(flying >= open.len() as f64, "{flying} of {} are still under way", open.len());
+        drop(open);
+        nothing_in_flight(&rig).await;
+        rig.finish().await;
+    });
+}
+
 #[test]
 fn while_one_replica_of_four_is_well_every_request_is_answered() {
     with_envoy("while_one_replica_of_four_is_well_every_request_is_answered", |files| async move {
