@@ -177,6 +177,7 @@ write_envoy_config() {
     local cost='"cost": {"prefill_tokens_per_s": 3000}'
     sed -e "s|address: 0.0.0.0, port_value: 8080|address: 127.0.0.1, port_value: $listen_port|" \
         -e "s|port_value: 9901|port_value: $admin_port|" -e "s|port_value: 9902|port_value: $files_port|" \
+        -e "s|address: 0.0.0.0, port_value: 9903|address: 127.0.0.1, port_value: $metrics_port|" \
         -e "s|address: 127.0.0.1, port_value: 8001|address: ${engines[0]%:*}, port_value: ${engines[0]##*:}|" \
         -e "s|address: 127.0.0.1, port_value: 8002|address: ${engines[1]%:*}, port_value: ${engines[1]##*:}|" \
         -e '/port_value: 800[34]}/d' \
@@ -184,7 +185,7 @@ write_envoy_config() {
         -e 's|"name": "Qwen/Qwen3-8B"|"name": "tiny"|' -e 's|"aliases": \["qwen3"\]|"aliases": ["tiny-alias"]|' \
         -e "s|\"max_body_bytes\": 4194304|&, $cost, $explain|" envoy/envoy.yaml >"$run/envoy.yaml"
     # The shipped file has changed where these replacements expect it not to.
-    if grep -E 'port_value: (8080|800[1-4]|990[12])\}|/etc/warmpath|Qwen' "$run/envoy.yaml" >&2 ||
+    if grep -E 'port_value: (8080|800[1-4]|990[1-3])\}|/etc/warmpath|Qwen' "$run/envoy.yaml" >&2 ||
         ! grep -q tiny-alias "$run/envoy.yaml" || ! grep -q "$secret" "$run/envoy.yaml"; then
         fail "envoy/envoy.yaml could not be adapted"
     fi
@@ -207,7 +208,7 @@ for number in 0 1; do
 done
 [ -n "$replicas" ] || say "engines are up after $SECONDS s"
 
-for name in listen admin files; do
+for name in listen admin files metrics; do
     free_port
     eval "${name}_port=$port"
 done

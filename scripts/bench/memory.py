@@ -33,7 +33,7 @@ def free_ports(count):
 def configuration(args, ports, models):
     """The shipped file with this machine's paths and ports, and as many models."""
     text = pathlib.Path("envoy/envoy.yaml").read_text()
-    inference, admin, files, replicas = ports[0], ports[1], ports[2], ports[3:]
+    inference, admin, files, metrics, replicas = *ports[:4], ports[4:]
 
     def replace(old, new):
         nonlocal text
@@ -43,6 +43,7 @@ def configuration(args, ports, models):
 
     replace("/etc/warmpath/warmpath.wasm", args.wasm)
     replace("address: 0.0.0.0, port_value: 8080", f"address: 127.0.0.1, port_value: {inference}")
+    replace("address: 0.0.0.0, port_value: 9903", f"address: 127.0.0.1, port_value: {metrics}")
     for old, new in [(9901, admin), (9902, files), *zip((8001, 8002, 8003, 8004), replicas)]:
         replace(f"port_value: {old}", f"port_value: {new}")
     route = re.search(r"^( *)- match: \{path: /qwen3\.warmpath\}\n.*\n", text, re.M)
@@ -96,14 +97,14 @@ def send(port, models, number):
 
 def run(args, folder, workers, models, with_filter=True):
     """One Envoy: its memory when all is loaded, and after traffic."""
-    ports = free_ports(7)
+    ports = free_ports(8)
     text = configuration(args, ports, models)
     if not with_filter:
         start = text.index("          - name: warmpath\n")
         text = text[:start] + text[text.index("          - name: envoy.filters.http.router", start):]
     config = folder / "envoy.yaml"
     config.write_text(text)
-    listens = [option for port in ports[3:] for option in ("--listen", f"127.0.0.1:{port}")]
+    listens = [option for port in ports[4:] for option in ("--listen", f"127.0.0.1:{port}")]
     # A mock has one tokenizer, whatever names it serves.
     served = [f"{models[0][0]}={models[0][1]}", *(name for name, _ in models[1:])]
     names = [option for name in served for option in ("--model", name)]
