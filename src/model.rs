@@ -4,6 +4,7 @@
 
 use crate::request::{Input, Prompt, Truncation};
 use crate::template::{ChatTemplate, Rendering, TemplateError};
+use crate::tokens::ids::Ids;
 use crate::tokens::prepared::{LoadError, Loader, Prepared, Progress};
 use crate::tokens::{EncodeError, Encoding, More, Tokenizer};
 
@@ -22,6 +23,8 @@ pub enum PromptError {
     Tokenizer(EncodeError),
     /// `truncate_prompt_tokens` cuts where the tokenizer's own special tokens stand.
     Truncation,
+    /// Some of its ids cannot be known, where all were asked for.
+    Partial,
 }
 
 /// A prompt on its way to its token ids, in steps of bounded work.
@@ -68,11 +71,19 @@ impl Model {
         }
     }
 
-    /// The token ids the engine would compute for this prompt, in one go.
+    /// All token ids the engine would compute for this prompt, in one go.
+    ///
+    /// # Errors
+    /// When the template or the tokenizer refuses it, or some ids cannot be known.
+    pub fn token_ids(&self, prompt: &Prompt, now: u64) -> Result<Vec<u32>, PromptError> {
+        self.ids(prompt, now)?.complete().ok_or(PromptError::Partial)
+    }
+
+    /// The token ids the engine would compute for this prompt, as far as they can be known, in one go.
     ///
     /// # Errors
     /// When the template or the tokenizer refuses it.
-    pub fn token_ids(&self, prompt: &Prompt, now: u64) -> Result<Vec<u32>, PromptError> {
+    pub fn ids(&self, prompt: &Prompt, now: u64) -> Result<Ids, PromptError> {
         let mut reading = Reading::new(&mut prompt.clone(), now);
         loop {
             if let Some(ids) = reading.go_on(self, &mut || true)? {
@@ -116,11 +127,7 @@ impl Reading {
     ///
     /// # Errors
     /// When the template or the tokenizer refuses the prompt.
-    pub fn go_on(
-        &mut self,
-        model: &Model,
-        more: More<'_>,
-    ) -> Result<Option<Vec<u32>>, PromptError> {
+    pub fn go_on(&mut self, model: &Model, more: More<'_>) -> Result<Option<Ids>, PromptError> {
         loop {
             self.stage = match std::mem::replace(&mut self.stage, Stage::Tokens(Vec::new())) {
                 Stage::Rendering(Rendering::Text(text)) => Stage::Text(text),
@@ -143,7 +150,9 @@ impl Reading {
                         }
                     }
                 }
-                Stage::Tokens(ids) => return self.truncated(model, ids).map(Some),
+                Stage::Tokens(ids) => {
+                    return self.truncated(model, ids).map(|ids| Some(ids.into()));
+                }
             };
             if !more() {
                 return Ok(None);

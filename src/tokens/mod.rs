@@ -10,6 +10,7 @@ mod added;
 pub mod blocks;
 mod bpe;
 mod encoding;
+pub mod ids;
 pub mod prepared;
 mod window;
 
