@@ -2,6 +2,7 @@
 //!
 //! It does not fetch its bytes, does not know its own name, and has no clock: whoever asks says how long it may go on.
 
+use crate::media::{MediaReading, Next};
 use crate::request::{Input, Prompt, Truncation};
 use crate::template::{ChatTemplate, Rendering, TemplateError};
 use crate::tokens::ids::Ids;
@@ -30,6 +31,7 @@ pub enum PromptError {
 /// A prompt on its way to its token ids, in steps of bounded work.
 pub struct Reading {
     stage: Stage,
+    media: Option<Box<MediaReading>>,
     truncation: Option<Truncation>,
     adds_special_tokens: bool,
     /// Seconds since the epoch where the engine is.
@@ -111,15 +113,17 @@ impl Reading {
     /// Begins to read a prompt, and takes its input from it: that is megabytes.
     pub fn new(prompt: &mut Prompt, now: u64) -> Self {
         let input = std::mem::replace(&mut prompt.input, Input::Tokens(Vec::new()));
+        let mut media = None;
         let (stage, adds_special_tokens) = match input {
             Input::Chat(chat) => {
                 let adds = chat.add_special_tokens;
+                media = MediaReading::new(&chat).map(Box::new);
                 (Stage::Rendering(Rendering::Chat(chat)), adds)
             }
             Input::Text { text, add_special_tokens } => (Stage::Text(text), add_special_tokens),
             Input::Tokens(ids) => (Stage::Tokens(ids), false),
         };
-        Self { stage, truncation: prompt.truncation, adds_special_tokens, now }
+        Self { stage, media, truncation: prompt.truncation, adds_special_tokens, now }
     }
 
     /// Goes on while there is `more` time, and for one step at least. The ids come with the last. It must be given the
@@ -130,7 +134,13 @@ impl Reading {
     pub fn go_on(&mut self, model: &Model, more: More<'_>) -> Result<Option<Ids>, PromptError> {
         loop {
             self.stage = match std::mem::replace(&mut self.stage, Stage::Tokens(Vec::new())) {
-                Stage::Rendering(Rendering::Text(text)) => Stage::Text(text),
+                Stage::Rendering(Rendering::Text(text)) => match &mut self.media {
+                    None => Stage::Text(text),
+                    Some(media) => match media.rendered(text) {
+                        Next::Render(chat) => Stage::Rendering(Rendering::Chat(chat)),
+                        Next::Encode(text) => Stage::Text(text),
+                    },
+                },
                 Stage::Rendering(rendering) => {
                     let absent = PromptError::Template(TemplateError::Absent);
                     let template = model.template.as_ref().ok_or(absent)?;
@@ -150,14 +160,23 @@ impl Reading {
                         }
                     }
                 }
-                Stage::Tokens(ids) => {
-                    return self.truncated(model, ids).map(|ids| Some(ids.into()));
-                }
+                Stage::Tokens(ids) => return self.finish(model, ids).map(Some),
             };
             if !more() {
                 return Ok(None);
             }
         }
+    }
+
+    fn finish(&mut self, model: &Model, ids: Vec<u32>) -> Result<Ids, PromptError> {
+        let Some(media) = self.media.take() else {
+            return self.truncated(model, ids).map(Ids::from);
+        };
+        // The engine cuts before it puts in an item's tokens, and puts its own last token behind all of them.
+        if self.truncation.is_some() || self.adds_special_tokens {
+            return Err(PromptError::Truncation);
+        }
+        media.ids(&model.tokenizer, ids).map_err(PromptError::Tokenizer)
     }
 
     fn truncated(&self, model: &Model, ids: Vec<u32>) -> Result<Vec<u32>, PromptError> {

@@ -122,6 +122,11 @@ impl Tokenizer {
         }
     }
 
+    /// Whether an id is an added token's. What stands before one is certain whatever follows.
+    pub fn is_added(&self, id: u32) -> bool {
+        self.added.raw.has(id) || self.added.normalized.has(id)
+    }
+
     /// How much it holds.
     pub fn counts(&self) -> Counts {
         let (tokens, merges) = self.bpe.tables().counts();
