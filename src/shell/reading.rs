@@ -7,12 +7,13 @@
 use super::root::Shared;
 use super::routed::{Held, Routed};
 use super::{host, meters};
+use crate::identity::{Identity, Tenant};
 use crate::metrics;
 use crate::model::{self, Model};
 use crate::replicas::Moment;
 use crate::request::{self, Api, Input, Prompt};
 use crate::route::{self, Reason};
-use crate::tokens::blocks::{ChainSeed, Chains};
+use crate::tokens::blocks::Chains;
 use crate::tokens::ids::Ids;
 use std::cell::RefCell;
 use std::collections::VecDeque;
@@ -53,7 +54,7 @@ enum Stage {
     Prompt {
         prompt: Prompt,
         model: Rc<Model>,
-        index: usize,
+        identity: Identity,
         reading: Box<model::Reading>,
     },
     /// Its tokens are known and become blocks.
@@ -68,8 +69,8 @@ pub struct Known {
     pub ids: Ids,
     pub chains: Chains,
     pub model: Rc<Model>,
-    /// The model's place in the configuration.
-    pub index: usize,
+    /// Whose entries of a cache it can use.
+    pub identity: Identity,
 }
 
 /// The requests that wait to be read on, oldest first. Those whose client left are gone.
@@ -144,15 +145,15 @@ impl Turn {
                     Ok(stage) => stage,
                     Err(reason) => Stage::Read(Err(reason)),
                 },
-                Stage::Prompt { prompt, model, index, mut reading } => {
+                Stage::Prompt { prompt, model, identity, mut reading } => {
                     match reading.go_on(&model, more) {
-                        Ok(None) => Stage::Prompt { prompt, model, index, reading },
+                        Ok(None) => Stage::Prompt { prompt, model, identity, reading },
                         Ok(Some(ids)) => {
-                            let mut chains = self.chains(shared, &prompt, index);
+                            let mut chains = self.chains(shared, &prompt, &identity);
                             if ids.unread.is_some() {
                                 chains.leave_open();
                             }
-                            let known = Known { prompt, ids, chains, model, index };
+                            let known = Known { prompt, ids, chains, model, identity };
                             Stage::Hashing(Box::new(known))
                         }
                         Err(error) => Stage::Read(Err(Reason::from(&error))),
@@ -180,23 +181,27 @@ impl Turn {
     fn parse(&self, shared: &Shared<'_>) -> Result<Stage, Reason> {
         let body = host::request_body(self.body_bytes).ok_or(Reason::HostError)?;
         let mut prompt = request::parse(self.api, &body).map_err(|error| Reason::from(&error))?;
-        let named = shared.config.model_named(prompt.model.as_deref());
-        let index = named.ok_or(Reason::UnknownModel)?;
-        let model = shared.models.model(index)?;
+        let table = shared.fleet.link.table();
+        let named = Identity::of(shared.config, table, &self.cluster, prompt.model.as_deref());
+        let identity = named.ok_or(Reason::UnknownModel)?;
+        let model = shared.models.model(identity.index())?;
         if let (Input::Chat(chat), Some(config)) =
-            (&mut prompt.input, shared.config.models.get(index))
+            (&mut prompt.input, shared.config.models.get(identity.index()))
         {
             chat.rules = Arc::clone(&config.rules);
         }
         let local = host::wall_seconds().saturating_add_signed(shared.config.engine_utc_offset_s);
         let reading = Box::new(model::Reading::new(&mut prompt, local));
-        Ok(Stage::Prompt { prompt, model, index, reading })
+        Ok(Stage::Prompt { prompt, model, identity, reading })
     }
 
     /// The prompt's chains, which have no tokens yet.
-    fn chains(&self, shared: &Shared<'_>, prompt: &Prompt, index: usize) -> Chains {
-        let own_name = shared.config.model_names(index).first().map_or("", String::as_str);
-        let seed = ChainSeed::new(own_name, prompt.cache_salt.as_deref());
+    fn chains(&self, shared: &Shared<'_>, prompt: &Prompt, identity: &Identity) -> Chains {
+        let tenant = match &shared.config.tenant_header {
+            None => Tenant::One,
+            Some(header) => Tenant::of(host::request_header(header)),
+        };
+        let seed = identity.seed(shared.config, prompt.cache_salt.as_deref(), &tenant);
         let table = shared.fleet.link.table();
         Chains::new(seed, &route::block_sizes(&shared.config.route, table, &self.cluster))
     }
