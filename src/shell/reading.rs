@@ -13,6 +13,7 @@ use crate::replicas::Moment;
 use crate::request::{self, Api, Prompt};
 use crate::route::{self, Reason};
 use crate::tokens::blocks::{ChainSeed, Chains};
+use crate::tokens::ids::Ids;
 use std::cell::RefCell;
 use std::collections::VecDeque;
 use std::rc::{Rc, Weak};
@@ -63,7 +64,7 @@ enum Stage {
 pub struct Known {
     /// The prompt, without its input.
     pub prompt: Prompt,
-    pub tokens: Vec<u32>,
+    pub ids: Ids,
     pub chains: Chains,
     pub model: Rc<Model>,
     /// The model's place in the configuration.
@@ -145,17 +146,20 @@ impl Turn {
                 Stage::Prompt { prompt, model, index, mut reading } => {
                     match reading.go_on(&model, more) {
                         Ok(None) => Stage::Prompt { prompt, model, index, reading },
-                        Ok(Some(tokens)) => {
-                            let chains = self.chains(shared, &prompt, index);
-                            let known = Known { prompt, tokens, chains, model, index };
+                        Ok(Some(ids)) => {
+                            let mut chains = self.chains(shared, &prompt, index);
+                            if ids.unread.is_some() {
+                                chains.leave_open();
+                            }
+                            let known = Known { prompt, ids, chains, model, index };
                             Stage::Hashing(Box::new(known))
                         }
                         Err(error) => Stage::Read(Err(Reason::from(&error))),
                     }
                 }
                 Stage::Hashing(mut known) => {
-                    let Known { tokens, chains, .. } = &mut *known;
-                    match chains.go_on(tokens, more) {
+                    let Known { ids, chains, .. } = &mut *known;
+                    match chains.go_on(&ids.known, more) {
                         true => Stage::Read(Ok(known)),
                         false => Stage::Hashing(known),
                     }
