@@ -8,6 +8,7 @@ mod bounds;
 mod builtins;
 mod clock;
 mod content;
+mod engines;
 mod final_message;
 mod harmony;
 mod normalise;
