@@ -125,6 +125,12 @@ pub const REQUESTS: Metric = Metric::counter(
     &["reason"],
     "Requests by the reason for their route",
 );
+/// Blind share per API.
+pub const PROMPTS: Metric = Metric::counter(
+    "warmpath_prompts_total",
+    &["api", "prompt"],
+    "Requests by their API, and whether their prompt's tokens were known when they were routed: known, unknown, or none where the API computes no prompt; other is a POST of JSON to a path that is no API here",
+);
 /// Own count of prompt tokens.
 pub const PROMPT_TOKENS: Metric = Metric::counter(
     "warmpath_prompt_tokens_total",
@@ -358,6 +364,7 @@ pub const HOST_ERRORS: Metric = Metric::counter(
 /// Every metric.
 pub const ALL: &[Metric] = &[
     REQUESTS,
+    PROMPTS,
     PROMPT_TOKENS,
     PREDICTED_CACHED_TOKENS,
     RESPONSES,

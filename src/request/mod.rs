@@ -5,35 +5,16 @@
 //! that says so: such a request is still forwarded untouched, only not routed by prefix. It does not render,
 //! tokenize or answer: what the engine would refuse, the engine refuses.
 
+mod api;
 mod chat;
 mod completions;
 mod json;
 
+pub use api::Api;
 pub use json::is_complete;
 pub(crate) use json::{JsonText, json_text};
 use serde_json::{Map, Value};
 use std::fmt;
-
-/// An API whose bodies carry a prompt.
-#[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub enum Api {
-    /// `/v1/chat/completions`
-    Chat,
-    /// `/v1/completions`
-    Completions,
-}
-
-impl Api {
-    /// The API behind a request path (query string allowed), or `None` when it is not ours.
-    pub fn of_path(path: &str) -> Option<Self> {
-        let path = path.split(['?', '#']).next().unwrap_or(path);
-        match path {
-            "/v1/chat/completions" => Some(Self::Chat),
-            "/v1/completions" => Some(Self::Completions),
-            _ => None,
-        }
-    }
-}
 
 /// What a body asks the model to read, as far as routing needs it.
 #[derive(Debug, Clone, PartialEq)]
@@ -164,6 +145,7 @@ pub fn parse(api: Api, body: &[u8]) -> Result<Prompt, RequestError> {
     match api {
         Api::Chat => chat::parse(body),
         Api::Completions => completions::parse(body),
+        _ => Err(RequestError::Unsupported("api")),
     }
 }
 
@@ -256,21 +238,6 @@ impl Shared {
 #[cfg(test)]
 mod tests {
     use super::*;
-
-    #[test]
-    fn paths_are_matched_without_their_query() {
-        #[track_caller]
-        fn check(path: &str, expected: Option<Api>) {
-            assert_eq!(Api::of_path(path), expected, "{path}");
-        }
-        check("/v1/chat/completions", Some(Api::Chat));
-        check("/v1/chat/completions?beta=true", Some(Api::Chat));
-        check("/v1/completions", Some(Api::Completions));
-        check("/v1/completions/", None);
-        check("/v1/embeddings", None);
-        check("v1/completions", None);
-        check("", None);
-    }
 
     #[test]
     fn truncation_keeps_what_the_engine_keeps() {

@@ -193,7 +193,9 @@ impl Turn {
 
     fn decide(&mut self, shared: &mut Shared<'_>) {
         let Stage::Read(known) = std::mem::replace(&mut self.stage, Stage::Waiting) else { return };
-        let Self { body_bytes, began, .. } = *self;
+        let Self { api, body_bytes, began, .. } = *self;
+        let prompt = if known.is_ok() { "known" } else { "unknown" };
+        meters::add(&metrics::PROMPTS, &[api.as_str(), prompt], 1);
         let held = Held { cluster: &self.cluster, known, body_bytes, began };
         let outcome = Routed::new(shared, held);
         meters::record_us(&metrics::DECISION, &[], host::now().since(began));
