@@ -9,6 +9,7 @@
 mod chat;
 mod client;
 mod replica;
+mod text;
 
 use chat::{Chats, Order};
 use clap::{Parser, Subcommand};

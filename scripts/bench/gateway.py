@@ -1,6 +1,7 @@
 """An Envoy with the shipped configuration, for a bench: other ports, other files, and what else the bench changes."""
 import json
 import pathlib
+import platform
 import re
 import socket
 import subprocess
@@ -99,3 +100,27 @@ def end(processes):
         except subprocess.TimeoutExpired:
             process.kill()
             process.wait()
+
+
+def output(*command):
+    return subprocess.run(command, capture_output=True, text=True).stdout.strip()
+
+
+def machine(envoy):
+    """What a figure depends on beside the code."""
+    info = pathlib.Path("/proc/cpuinfo")
+    lines = info.read_text().splitlines() if info.exists() else []
+    model = next((line.split(":")[1].strip() for line in lines if line.startswith("model name")), platform.machine())
+    return {
+        "cpu": model,
+        "cores": sum(line.startswith("processor") for line in lines),
+        "system": platform.platform(),
+        "load_before": float(pathlib.Path("/proc/loadavg").read_text().split()[0]),
+        "envoy": output(envoy, "--version").split("version: ")[-1].split("/")[1],
+        "commit": output("git", "describe", "--always", "--dirty"),
+    }
+
+
+def heading(report):
+    return (f"{report['cpu']}, {report['cores']} cores, load {report['load_before']} before; Envoy {report['envoy']};"
+            f" commit {report['commit']}")

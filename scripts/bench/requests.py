@@ -5,14 +5,13 @@ import collections
 import json
 import math
 import pathlib
-import platform
 import statistics
 import subprocess
 import sys
 import tempfile
 import time
 
-from gateway import configuration, end, free_ports, scrape, start, value, wait, without_filter
+from gateway import configuration, end, free_ports, heading, machine, scrape, start, value, wait, without_filter
 
 ARMS = ("no filter", "hold and copy", "warmpath")
 MODEL = "qwen3"
@@ -220,19 +219,6 @@ def verify(arms, args):
           f" every prompt count and prediction equal, {sent['cold']:,} cold and {sent['next']:,} by prefix")
 
 
-def machine():
-    info = pathlib.Path("/proc/cpuinfo")
-    lines = info.read_text().splitlines() if info.exists() else []
-    model = next((line.split(":")[1].strip() for line in lines if line.startswith("model name")), platform.machine())
-    cores = sum(line.startswith("processor") for line in lines)
-    load = pathlib.Path("/proc/loadavg").read_text().split()[0]
-    return {"cpu": model, "cores": cores, "system": platform.platform(), "load_before": float(load)}
-
-
-def output(*command):
-    return subprocess.run(command, capture_output=True, text=True).stdout.strip()
-
-
 def arm_configurations(args, ports, replicas, prepared):
     """Three times the shipped configuration: without the filter, with another plugin in its place, as it is."""
     files = [(MODEL, prepared)]
@@ -290,17 +276,14 @@ def main():
     parser.add_argument("--json", type=pathlib.Path)
     args = parser.parse_args()
     args.sent, args.bytes = collections.Counter(), collections.Counter()
-    report = {
-        "machine": machine(),
-        "envoy": output(args.envoy, "--version").split("version: ")[-1],
-        "commit": output("git", "rev-parse", "--short", "HEAD"),
+    report = machine(args.envoy) | {
         "wasm_bytes": pathlib.Path(args.wasm).stat().st_size,
         "model": args.model, "connections": args.connections, "seed": args.seed, "quick": args.quick,
         "requests": [],
     }
-    of = report["machine"]
-    print(f"{of['cpu']}, {of['cores']} cores, load {of['load_before']} before; Envoy {report['envoy']}, 1 worker, 4 replicas that answer")
-    print(f"at once; commit {report['commit']}, {report['wasm_bytes']:,} bytes; {args.connections} connection, closed loop; seed {args.seed}\n")
+    print(f"{heading(report)}; 1 worker;")
+    print(f"filter of {report['wasm_bytes']:,} bytes; model {args.model}; 4 replicas that answer at once; closed loop of"
+          f" {args.connections}, seed {args.seed}\n")
     began = time.monotonic()
     with tempfile.TemporaryDirectory() as name:
         run(args, pathlib.Path(name), report)
