@@ -27,6 +27,7 @@ pub mod config;
 pub mod feedback;
 pub mod index;
 pub mod loaded;
+pub mod memo;
 pub mod metrics;
 #[cfg(all(feature = "demo", not(target_family = "wasm")))]
 pub mod mock;

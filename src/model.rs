@@ -5,12 +5,13 @@
 use crate::request::{Input, Prompt, Truncation};
 use crate::template::{Renderer, Rendering, TemplateError};
 use crate::tokens::prepared::{LoadError, Loader, Prepared, Progress};
-use crate::tokens::{EncodeError, Encoding, More, Tokenizer};
+use crate::tokens::{EncodeError, Encoding, Mark, More, Tokenizer};
 
 /// A loaded model.
 pub struct Model {
     tokenizer: Tokenizer,
     renderer: Option<Renderer>,
+    checksum: u64,
 }
 
 /// Why a prompt has no token ids.
@@ -31,6 +32,7 @@ pub struct Reading {
     adds_special_tokens: bool,
     /// Seconds since the epoch where the engine is.
     now: u64,
+    marks: Vec<(usize, Mark)>,
 }
 
 enum Stage {
@@ -46,9 +48,19 @@ impl Model {
     /// # Errors
     /// When the chat template does not compile.
     pub fn new(prepared: Prepared) -> Result<Self, TemplateError> {
-        let Prepared { tokenizer, chat_template, renderer, special_tokens } = prepared;
+        let Prepared { tokenizer, chat_template, renderer, special_tokens, checksum } = prepared;
         let renderer = Renderer::new(renderer, &chat_template, &special_tokens)?;
-        Ok(Self { tokenizer, renderer })
+        Ok(Self { tokenizer, renderer, checksum })
+    }
+
+    /// One number for all that it is made of.
+    pub fn checksum(&self) -> u64 {
+        self.checksum
+    }
+
+    /// Its tokenizer.
+    pub fn tokenizer(&self) -> &Tokenizer {
+        &self.tokenizer
     }
 
     /// Loads prepared bytes in one go: for native commands and tests.
@@ -104,7 +116,7 @@ impl Reading {
             Input::Text { text, add_special_tokens } => (Stage::Text(text), add_special_tokens),
             Input::Tokens(ids) => (Stage::Tokens(ids), false),
         };
-        Self { stage, truncation: prompt.truncation, adds_special_tokens, now }
+        Self { stage, truncation: prompt.truncation, adds_special_tokens, now, marks: Vec::new() }
     }
 
     /// Goes on while there is `more` time, and for one step at least. The ids come with the last. It must be given the
@@ -117,7 +129,32 @@ impl Reading {
         model: &Model,
         more: More<'_>,
     ) -> Result<Option<Vec<u32>>, PromptError> {
+        if !self.render(model, more)? {
+            return Ok(None);
+        }
+        let ids = match &mut self.stage {
+            Stage::Encoding(encoding) => {
+                let ids = encoding.go_on(&model.tokenizer, more).map_err(PromptError::Tokenizer)?;
+                let Some(ids) = ids else { return Ok(None) };
+                self.marks = encoding.take_marks();
+                ids
+            }
+            Stage::Tokens(ids) => std::mem::take(ids),
+            Stage::Rendering(_) | Stage::Text(_) => return Ok(None),
+        };
+        self.truncated(model, ids).map(Some)
+    }
+
+    /// Goes on until the prompt is a text that is ready to be encoded, or is known to be ids, while there is `more` time,
+    /// and for one step at least. Whether it is.
+    ///
+    /// # Errors
+    /// When the template or the tokenizer refuses the prompt.
+    pub fn render(&mut self, model: &Model, more: More<'_>) -> Result<bool, PromptError> {
         loop {
+            if matches!(self.stage, Stage::Encoding(_) | Stage::Tokens(_)) {
+                return Ok(true);
+            }
             self.stage = match std::mem::replace(&mut self.stage, Stage::Tokens(Vec::new())) {
                 Stage::Rendering(Rendering::Text(text)) => Stage::Text(text),
                 Stage::Rendering(Rendering::Pieces(pieces)) => {
@@ -134,21 +171,39 @@ impl Reading {
                     let encoding = model.tokenizer.begin(text, self.adds_special_tokens);
                     Stage::Encoding(Box::new(encoding.map_err(PromptError::Tokenizer)?))
                 }
-                Stage::Encoding(mut encoding) => {
-                    match encoding.go_on(&model.tokenizer, more).map_err(PromptError::Tokenizer)? {
-                        Some(ids) => Stage::Tokens(ids),
-                        None => {
-                            self.stage = Stage::Encoding(encoding);
-                            return Ok(None);
-                        }
-                    }
-                }
-                Stage::Tokens(ids) => return self.truncated(model, ids).map(Some),
+                rendered => rendered,
             };
             if !more() {
-                return Ok(None);
+                return Ok(false);
             }
         }
+    }
+
+    /// Whether the tokenizer adds tokens of its own.
+    pub fn adds_special_tokens(&self) -> bool {
+        self.adds_special_tokens
+    }
+
+    /// The text that is ready to be encoded, where nothing is done to its ids afterwards.
+    pub fn plain_encoding(&mut self) -> Option<&mut Encoding> {
+        match &mut self.stage {
+            Stage::Encoding(encoding) if self.truncation.is_none() => Some(encoding),
+            _ => None,
+        }
+    }
+
+    /// How many bytes are to be encoded, where that is known.
+    pub fn bytes_left(&self) -> usize {
+        match &self.stage {
+            Stage::Encoding(encoding) => encoding.bytes_left(),
+            Stage::Text(text) => text.len(),
+            Stage::Rendering(_) | Stage::Tokens(_) => 0,
+        }
+    }
+
+    /// The marks that its text's encoding noted, once there are ids.
+    pub fn take_marks(&mut self) -> Vec<(usize, Mark)> {
+        std::mem::take(&mut self.marks)
     }
 
     fn truncated(&self, model: &Model, ids: Vec<u32>) -> Result<Vec<u32>, PromptError> {
