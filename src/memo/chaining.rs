@@ -5,6 +5,7 @@
 use super::{Entry, Memo, Path, Recalled, pack};
 use crate::model::{Model, PromptError, Reading};
 use crate::tokens::blocks::Chains;
+use crate::tokens::ids::{Ids, Unread};
 use crate::tokens::{Mark, More};
 use std::collections::VecDeque;
 
@@ -23,8 +24,14 @@ pub struct Chaining {
 enum Stage {
     Rendering,
     Encoding,
-    Hashing { ids: Vec<u32>, marks: VecDeque<(usize, Mark)>, learned: Vec<Entry> },
+    Hashing(Box<Hashing>),
     Done,
+}
+
+struct Hashing {
+    ids: Ids,
+    marks: VecDeque<(usize, Mark)>,
+    learned: Vec<Entry>,
 }
 
 struct Followed {
@@ -36,13 +43,23 @@ struct Followed {
 
 /// What is known of a prompt in the end.
 #[derive(Debug)]
-pub struct Known {
+pub struct Chained {
     /// Its chains.
     pub chains: Chains,
-    /// How many tokens it has.
+    /// How many tokens are in them.
     pub tokens: usize,
+    /// What follows these.
+    pub unread: Option<Unread>,
     /// How many of them the memo knew; none where it was not asked.
     pub recalled_tokens: Option<usize>,
+}
+
+impl Chained {
+    /// The prompt's tokens, those that are guessed included.
+    pub fn token_count(&self) -> u32 {
+        let known = u32::try_from(self.tokens).unwrap_or(u32::MAX);
+        known.saturating_add(self.unread.map_or(0, |unread| unread.estimated_tokens))
+    }
 }
 
 impl Chaining {
@@ -101,7 +118,7 @@ impl Chaining {
         model: &Model,
         memo: &mut Memo,
         more: More<'_>,
-    ) -> Result<Option<Known>, PromptError> {
+    ) -> Result<Option<Chained>, PromptError> {
         loop {
             match &mut self.stage {
                 Stage::Rendering => {
@@ -110,9 +127,13 @@ impl Chaining {
                 Stage::Encoding => {
                     let Some(ids) = self.reading.go_on(model, more)? else { return Ok(None) };
                     let marks = self.reading.take_marks().into();
-                    self.stage = Stage::Hashing { ids, marks, learned: Vec::new() };
+                    if ids.unread.is_some() {
+                        self.chains.leave_open();
+                    }
+                    let hashing = Hashing { ids, marks, learned: Vec::new() };
+                    self.stage = Stage::Hashing(Box::new(hashing));
                 }
-                Stage::Hashing { .. } => {
+                Stage::Hashing(_) => {
                     if self.hash(more) {
                         return Ok(Some(self.finish(memo)));
                     }
@@ -128,7 +149,9 @@ impl Chaining {
     /// Hashes up to the mark of each stretch that is to be learned, then to the end. Whether all is hashed.
     fn hash(&mut self, more: More<'_>) -> bool {
         let Self { chains, followed, stage, .. } = self;
-        let Stage::Hashing { ids, marks, learned } = stage else { return true };
+        let Stage::Hashing(hashing) = stage else { return true };
+        let Hashing { ids, marks, learned } = &mut **hashing;
+        let ids = ids.known.as_slice();
         let Some(followed) = followed else { return chains.go_on(ids, more) };
         let Followed { path, recalled, blocks } = followed;
         loop {
@@ -159,21 +182,23 @@ impl Chaining {
         }
     }
 
-    fn finish(&mut self, memo: &mut Memo) -> Known {
+    fn finish(&mut self, memo: &mut Memo) -> Chained {
         let chains = std::mem::take(&mut self.chains);
-        let Stage::Hashing { ids, mut learned, .. } = std::mem::replace(&mut self.stage, Stage::Done)
-        else {
-            return Known { chains, tokens: 0, recalled_tokens: None };
-        };
-        let Some(Followed { path, recalled, .. }) = self.followed.take() else {
-            return Known { chains, tokens: ids.len(), recalled_tokens: None };
-        };
-        // Behind the last mark there is nothing to go on from.
-        let useful = learned.iter().rposition(|entry| entry.mark.is_some());
-        learned.truncate(useful.map_or(0, |last| last + 1));
-        memo.learn(&path, recalled.stretches, learned);
-        let recalled = recalled.tokens();
-        Known { chains, tokens: recalled + ids.len(), recalled_tokens: Some(recalled) }
+        let mut known = Chained { chains, tokens: 0, unread: None, recalled_tokens: None };
+        let stage = std::mem::replace(&mut self.stage, Stage::Done);
+        let Stage::Hashing(hashing) = stage else { return known };
+        let Hashing { ids, mut learned, .. } = *hashing;
+        known.tokens = ids.known.len();
+        known.unread = ids.unread;
+        if let Some(Followed { path, recalled, .. }) = self.followed.take() {
+            // Behind the last mark there is nothing to go on from.
+            let useful = learned.iter().rposition(|entry| entry.mark.is_some());
+            learned.truncate(useful.map_or(0, |last| last + 1));
+            memo.learn(&path, recalled.stretches, learned);
+            known.tokens += recalled.tokens();
+            known.recalled_tokens = Some(recalled.tokens());
+        }
+        known
     }
 }
 

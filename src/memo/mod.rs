@@ -19,7 +19,7 @@ mod chaining;
 mod path;
 mod recency;
 
-pub use chaining::{Chaining, Known};
+pub use chaining::{Chained, Chaining};
 use path::Path;
 
 use crate::tokens::Mark;

@@ -9,12 +9,16 @@ mod api;
 mod chat;
 mod completions;
 mod json;
+mod media;
 
+use crate::rules::Rules;
 pub use api::Api;
 pub use json::is_complete;
 pub(crate) use json::{JsonText, json_text};
+pub use media::{Media, MediaKind};
 use serde_json::{Map, Value};
 use std::fmt;
+use std::sync::Arc;
 
 /// What a body asks the model to read, as far as routing needs it.
 #[derive(Debug, Clone, PartialEq)]
@@ -57,6 +61,8 @@ pub enum Input {
 pub struct Chat {
     /// `messages`, each an object with a `role`.
     pub messages: Vec<Map<String, Value>>,
+    /// The images, sounds and videos in them, in their order. In its message's content each is its place here, as a number.
+    pub media: Vec<Media>,
     /// `tools`, each an object with a `function` that has a `name`.
     pub tools: Option<Vec<Map<String, Value>>>,
     /// `documents`, for templates that know them.
@@ -71,6 +77,8 @@ pub struct Chat {
     pub continue_final_message: bool,
     /// `add_special_tokens`, false unless the body says otherwise: the template writes BOS itself.
     pub add_special_tokens: bool,
+    /// How the engine reads it, as far as that is configured.
+    pub rules: Arc<Rules>,
 }
 
 /// `truncate_prompt_tokens` with `truncation_side`.
@@ -115,7 +123,7 @@ pub enum RequestError {
     Field(&'static str),
     /// A field that the engine may honour in a way that cannot be known from here.
     Unsupported(&'static str),
-    /// Content other than text: images, audio, video, embeddings.
+    /// Content that is neither text nor an image, sound or video: files, embeddings.
     Media,
     /// More JSON values than a prompt has any use for.
     TooManyValues,
@@ -129,7 +137,7 @@ impl fmt::Display for RequestError {
             Self::NoPrompt => f.write_str("the body holds no prompt"),
             Self::Field(field) => write!(f, "{field}: not what the engine accepts"),
             Self::Unsupported(field) => write!(f, "{field}: its tokens cannot be known here"),
-            Self::Media => f.write_str("messages: content other than text"),
+            Self::Media => f.write_str("messages: content of a kind that is not read here"),
             Self::TooManyValues => f.write_str("the body holds too many values"),
         }
     }

@@ -98,6 +98,11 @@ impl Matcher {
         usize::from(longest.copied().unwrap_or_default()) + char::MAX.len_utf8()
     }
 
+    /// Whether one of its tokens has this id.
+    pub fn has(&self, id: u32) -> bool {
+        self.tokens.values().any(|token| token.id == id)
+    }
+
     /// How many tokens it knows.
     pub fn len(&self) -> usize {
         self.tokens.len()
