@@ -209,7 +209,9 @@ impl Reading {
     /// The text that is ready to be encoded, where nothing is done to its ids afterwards.
     pub fn plain_encoding(&mut self) -> Option<&mut Encoding> {
         match &mut self.stage {
-            Stage::Encoding(encoding) if self.truncation.is_none() && self.media.is_none() => Some(encoding),
+            Stage::Encoding(encoding) if self.truncation.is_none() && self.media.is_none() => {
+                Some(encoding)
+            }
             _ => None,
         }
     }

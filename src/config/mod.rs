@@ -157,7 +157,7 @@ pub const OPTIONS: &[(&str, &str, &str)] = &[
     ("max_body_bytes", "1000000", "bytes"),
     ("max_prompt_ms", "1000", "ms"),
     ("max_prompt_cpu_ms", "400", "ms"),
-    ("memo_bytes", "16777216", "bytes"),
+    ("memo_bytes", "8388608", "bytes"),
     ("default_block_size", "16", "tokens"),
     ("default_capacity_blocks", "8192", "blocks"),
     ("engine_utc_offset_minutes", "0", "minutes"),
@@ -222,7 +222,7 @@ impl Config {
             max_body_bytes: root.integer("max_body_bytes", 1_000_000, 1, 256 << 20)? as usize,
             max_prompt: root.millis("max_prompt_ms", 1000, 1, 600_000)?,
             max_prompt_cpu: root.millis("max_prompt_cpu_ms", 400, 1, 600_000)?,
-            memo_bytes: root.integer("memo_bytes", 16 << 20, 0, 1 << 30)? as usize,
+            memo_bytes: root.integer("memo_bytes", 8 << 20, 0, 1 << 30)? as usize,
             engine_utc_offset_s: 60
                 * root.signed("engine_utc_offset_minutes", 0, -24 * 60, 24 * 60)?,
             explain,

@@ -298,7 +298,8 @@ impl PromptFacts {
         if let Some(unread) = known.chained.unread {
             meters::add(&metrics::PARTIAL_PROMPTS, &[unread.cause.as_str()], 1);
         }
-        let usage_is_comparable = known.prompt.usage_is_comparable && known.chained.unread.is_none();
+        let usage_is_comparable =
+            known.prompt.usage_is_comparable && known.chained.unread.is_none();
         Self { model: known.model, model_name, usage_is_comparable }
     }
 }

@@ -136,7 +136,12 @@ impl Chain {
 
     /// Goes on where another chain of the same seed and size stood: behind these blocks, then this tail, so many tokens
     /// in all.
-    pub fn go_on_behind(&mut self, blocks: impl Iterator<Item = BlockHash>, tail: &[u32], tokens: usize) {
+    pub fn go_on_behind(
+        &mut self,
+        blocks: impl Iterator<Item = BlockHash>,
+        tail: &[u32],
+        tokens: usize,
+    ) {
         self.hashes.extend(blocks);
         self.tail.clear();
         self.tail.extend_from_slice(tail);
