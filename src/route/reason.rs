@@ -35,6 +35,8 @@ pub enum Reason {
     TokenizerError,
     /// By load: the prompt's turn did not come within `max_prompt_ms`, or it took longer to read.
     PromptTimeout,
+    /// By load: reading the prompt would have taken more processor time than `max_prompt_cpu_ms`, or did.
+    PromptCpu,
     /// By load: the body is longer than `max_body_bytes`, or, in chunks, than what of it may be held.
     BodyTooLarge,
     /// By load: the body is compressed.
@@ -61,7 +63,7 @@ pub enum Reason {
 
 impl Reason {
     /// All reasons, in the order of their declaration.
-    pub const ALL: [Self; 24] = [
+    pub const ALL: [Self; 25] = [
         Self::Prefix,
         Self::Cold,
         Self::PrefixBusy,
@@ -75,6 +77,7 @@ impl Reason {
         Self::TemplateError,
         Self::TokenizerError,
         Self::PromptTimeout,
+        Self::PromptCpu,
         Self::BodyTooLarge,
         Self::ContentEncoding,
         Self::NoBody,
@@ -104,6 +107,7 @@ impl Reason {
             Self::TemplateError => "template_error",
             Self::TokenizerError => "tokenizer_error",
             Self::PromptTimeout => "prompt_timeout",
+            Self::PromptCpu => "prompt_cpu",
             Self::BodyTooLarge => "body_too_large",
             Self::ContentEncoding => "content_encoding",
             Self::NoBody => "no_body",

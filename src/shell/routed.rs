@@ -293,12 +293,13 @@ impl PromptFacts {
         let model_name =
             shared.config.model_names(known.index).first().cloned().unwrap_or_default();
         let cached = decision.chosen().map_or(0, |chosen| chosen.overlap_tokens);
-        meters::add(&metrics::PROMPT_TOKENS, &[&model_name], known.ids.known.len() as u64);
+        meters::add(&metrics::PROMPT_TOKENS, &[&model_name], known.chained.tokens as u64);
         meters::add(&metrics::PREDICTED_CACHED_TOKENS, &[&model_name], cached.into());
-        if let Some(unread) = known.ids.unread {
+        if let Some(unread) = known.chained.unread {
             meters::add(&metrics::PARTIAL_PROMPTS, &[unread.cause.as_str()], 1);
         }
-        let usage_is_comparable = known.prompt.usage_is_comparable && known.ids.unread.is_none();
+        let usage_is_comparable =
+            known.prompt.usage_is_comparable && known.chained.unread.is_none();
         Self { model: known.model, model_name, usage_is_comparable }
     }
 }
@@ -309,8 +310,8 @@ fn decide(shared: &Shared<'_>, held: &Held<'_>, now: Moment) -> Decision {
         known.as_ref().map_or(&[][..], |known| shared.config.model_names(known.index));
     let prompt = match known {
         Ok(known) => {
-            let prompt_tokens = known.ids.token_count();
-            PromptKnowledge::Hashed { prompt_tokens, chains: known.chains.as_slice() }
+            let prompt_tokens = known.chained.token_count();
+            PromptKnowledge::Hashed { prompt_tokens, chains: known.chained.chains.as_slice() }
         }
         Err(reason) => {
             let estimate = held.body_bytes / BYTES_PER_TOKEN;
