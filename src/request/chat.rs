@@ -54,6 +54,7 @@ pub(super) fn parse(body: &[u8]) -> Result<Prompt, RequestError> {
         add_generation_prompt: fields.switch("add_generation_prompt", true)?,
         continue_final_message: fields.switch("continue_final_message", false)?,
         add_special_tokens: fields.switch("add_special_tokens", false)?,
+        ..Chat::default()
     };
     if chat.continue_final_message && chat.add_generation_prompt {
         return Err(RequestError::Field("continue_final_message"));
@@ -72,7 +73,7 @@ pub(super) fn parse(body: &[u8]) -> Result<Prompt, RequestError> {
 }
 
 /// Fields that change the tokens in ways only the engine knows.
-fn refuse_what_cannot_be_known(fields: &Shared) -> Result<(), RequestError> {
+pub(super) fn refuse_what_cannot_be_known(fields: &Shared) -> Result<(), RequestError> {
     for name in ["chat_template", "media_io_kwargs", "mm_processor_kwargs"] {
         if fields.field(name).is_some() {
             return Err(RequestError::Unsupported(name));
@@ -85,7 +86,10 @@ fn refuse_what_cannot_be_known(fields: &Shared) -> Result<(), RequestError> {
     }
 }
 
-fn take_list(fields: &mut Shared, name: &'static str) -> Result<Option<Vec<Value>>, RequestError> {
+pub(super) fn take_list(
+    fields: &mut Shared,
+    name: &'static str,
+) -> Result<Option<Vec<Value>>, RequestError> {
     match fields.0.remove(name) {
         None | Some(Value::Null) => Ok(None),
         Some(Value::Array(items)) => Ok(Some(items)),
@@ -94,10 +98,14 @@ fn take_list(fields: &mut Shared, name: &'static str) -> Result<Option<Vec<Value
 }
 
 fn messages(fields: &mut Shared) -> Result<Vec<Map<String, Value>>, RequestError> {
-    let messages = match take_list(fields, "messages") {
-        Ok(Some(messages)) if !messages.is_empty() => messages,
-        _ => return Err(RequestError::NoPrompt),
-    };
+    match take_list(fields, "messages") {
+        Ok(Some(messages)) if !messages.is_empty() => checked(messages),
+        _ => Err(RequestError::NoPrompt),
+    }
+}
+
+/// Messages, each an object with a role and without media.
+pub(super) fn checked(messages: Vec<Value>) -> Result<Vec<Map<String, Value>>, RequestError> {
     let message = |message| match message {
         Value::Object(message) if has_media(&message) => Err(RequestError::Media),
         Value::Object(message) if message.get("role").is_some_and(Value::is_string) => Ok(message),
@@ -171,7 +179,9 @@ const RESERVED_ARGUMENTS: [&str; 14] = [
     "truncation",
 ];
 
-fn template_arguments(fields: &mut Shared) -> Result<Map<String, Value>, RequestError> {
+pub(super) fn template_arguments(
+    fields: &mut Shared,
+) -> Result<Map<String, Value>, RequestError> {
     match fields.0.remove("chat_template_kwargs") {
         None | Some(Value::Null) => Ok(Map::new()),
         Some(Value::Object(arguments)) => {

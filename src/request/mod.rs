@@ -9,10 +9,14 @@ mod api;
 mod chat;
 mod completions;
 mod json;
+mod messages;
+mod responses;
 
 pub use api::Api;
 pub use json::is_complete;
+use json::{Budget, Counted, Fields, read, skip};
 pub(crate) use json::{JsonText, json_text};
+use serde::de::MapAccess;
 use serde_json::{Map, Value};
 use std::fmt;
 
@@ -71,6 +75,15 @@ pub struct Chat {
     pub continue_final_message: bool,
     /// `add_special_tokens`, false unless the body says otherwise: the template writes BOS itself.
     pub add_special_tokens: bool,
+    /// What a body of `/v1/messages` leaves to the template.
+    pub anthropic: Option<Anthropic>,
+}
+
+/// What becomes of a body of `/v1/messages` by what the model's template can do.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
+pub struct Anthropic {
+    /// Thinking is disabled: the lowest `reasoning_effort` that the template tells from the others.
+    pub thinking_is_disabled: bool,
 }
 
 /// `truncate_prompt_tokens` with `truncation_side`.
@@ -115,6 +128,8 @@ pub enum RequestError {
     Field(&'static str),
     /// A field that the engine may honour in a way that cannot be known from here.
     Unsupported(&'static str),
+    /// What goes before is known to the engine only: a prompt or a conversation that it keeps.
+    Stored,
     /// Content other than text: images, audio, video, embeddings.
     Media,
     /// More JSON values than a prompt has any use for.
@@ -129,6 +144,7 @@ impl fmt::Display for RequestError {
             Self::NoPrompt => f.write_str("the body holds no prompt"),
             Self::Field(field) => write!(f, "{field}: not what the engine accepts"),
             Self::Unsupported(field) => write!(f, "{field}: its tokens cannot be known here"),
+            Self::Stored => f.write_str("the prompt goes on from one that the engine keeps"),
             Self::Media => f.write_str("messages: content other than text"),
             Self::TooManyValues => f.write_str("the body holds too many values"),
         }
@@ -145,11 +161,41 @@ pub fn parse(api: Api, body: &[u8]) -> Result<Prompt, RequestError> {
     match api {
         Api::Chat => chat::parse(body),
         Api::Completions => completions::parse(body),
+        Api::Responses => responses::parse(body),
+        Api::Messages => messages::parse(body),
         _ => Err(RequestError::Unsupported("api")),
     }
 }
 
-/// Fields that both APIs read alike.
+/// Reads the fields of these names, and skips all others.
+fn pick(names: &'static [&'static str], body: &[u8]) -> Result<Shared, RequestError> {
+    let mut picked = Picked { names, fields: Shared::default() };
+    read(body, &mut picked)?;
+    Ok(picked.fields)
+}
+
+struct Picked {
+    names: &'static [&'static str],
+    fields: Shared,
+}
+
+impl Fields for Picked {
+    fn take<'de, A: MapAccess<'de>>(
+        &mut self,
+        key: &str,
+        map: &mut A,
+        budget: &Budget,
+    ) -> Result<(), A::Error> {
+        if !self.names.contains(&key) {
+            return skip(map);
+        }
+        let value = map.next_value_seed(Counted(budget))?;
+        self.fields.0.insert(key.to_owned(), value);
+        Ok(())
+    }
+}
+
+/// Fields that several APIs read alike.
 #[derive(Default)]
 struct Shared(Map<String, Value>);
 
@@ -196,7 +242,8 @@ impl Shared {
 
     /// The answer's limit; one that makes no sense is the engine's to refuse.
     fn max_answer_tokens(&self) -> Option<u32> {
-        let limit = self.field("max_completion_tokens").or_else(|| self.field("max_tokens"))?;
+        let names = ["max_completion_tokens", "max_output_tokens", "max_tokens"];
+        let limit = names.iter().find_map(|name| self.field(name))?;
         u32::try_from(limit.as_u64()?).ok()
     }
 

@@ -29,6 +29,8 @@ pub enum Reason {
     NoPrompt,
     /// By load: the prompt has parts whose tokens cannot be known here.
     UnsupportedPrompt,
+    /// By load: the prompt goes on from one that only the engine has (`previous_response_id`, `conversation`, `prompt`).
+    StoredPrompt,
     /// By load: the chat template refused the messages, or would have worked too long on them.
     TemplateError,
     /// By load: the tokenizer refused the text.
@@ -61,7 +63,7 @@ pub enum Reason {
 
 impl Reason {
     /// All reasons, in the order of their declaration.
-    pub const ALL: [Self; 24] = [
+    pub const ALL: [Self; 25] = [
         Self::Prefix,
         Self::Cold,
         Self::PrefixBusy,
@@ -72,6 +74,7 @@ impl Reason {
         Self::InvalidJson,
         Self::NoPrompt,
         Self::UnsupportedPrompt,
+        Self::StoredPrompt,
         Self::TemplateError,
         Self::TokenizerError,
         Self::PromptTimeout,
@@ -101,6 +104,7 @@ impl Reason {
             Self::InvalidJson => "invalid_json",
             Self::NoPrompt => "no_prompt",
             Self::UnsupportedPrompt => "unsupported_prompt",
+            Self::StoredPrompt => "stored_prompt",
             Self::TemplateError => "template_error",
             Self::TokenizerError => "tokenizer_error",
             Self::PromptTimeout => "prompt_timeout",
@@ -124,6 +128,7 @@ impl From<&RequestError> for Reason {
         match error {
             RequestError::Json | RequestError::NotAnObject => Self::InvalidJson,
             RequestError::NoPrompt | RequestError::Field(_) => Self::NoPrompt,
+            RequestError::Stored => Self::StoredPrompt,
             RequestError::Unsupported(_) | RequestError::Media | RequestError::TooManyValues => {
                 Self::UnsupportedPrompt
             }
