@@ -1,16 +1,16 @@
-//! A model as the filter knows it: its tokenizer and its chat template, together.
+//! A model as the filter knows it: its tokenizer and what renders its chats, together.
 //!
 //! It does not fetch its bytes, does not know its own name, and has no clock: whoever asks says how long it may go on.
 
 use crate::request::{Input, Prompt, Truncation};
-use crate::template::{ChatTemplate, Rendering, TemplateError};
+use crate::template::{Renderer, Rendering, TemplateError};
 use crate::tokens::prepared::{LoadError, Loader, Prepared, Progress};
 use crate::tokens::{EncodeError, Encoding, More, Tokenizer};
 
 /// A loaded model.
 pub struct Model {
     tokenizer: Tokenizer,
-    template: Option<ChatTemplate>,
+    renderer: Option<Renderer>,
 }
 
 /// Why a prompt has no token ids.
@@ -46,13 +46,9 @@ impl Model {
     /// # Errors
     /// When the chat template does not compile.
     pub fn new(prepared: Prepared) -> Result<Self, TemplateError> {
-        let Prepared { tokenizer, chat_template, special_tokens } = prepared;
-        let template = if chat_template.is_empty() {
-            None
-        } else {
-            Some(ChatTemplate::compile(&chat_template, &special_tokens)?)
-        };
-        Ok(Self { tokenizer, template })
+        let Prepared { tokenizer, chat_template, renderer, special_tokens } = prepared;
+        let renderer = Renderer::new(renderer, &chat_template, &special_tokens)?;
+        Ok(Self { tokenizer, renderer })
     }
 
     /// Loads prepared bytes in one go: for native commands and tests.
@@ -124,10 +120,14 @@ impl Reading {
         loop {
             self.stage = match std::mem::replace(&mut self.stage, Stage::Tokens(Vec::new())) {
                 Stage::Rendering(Rendering::Text(text)) => Stage::Text(text),
+                Stage::Rendering(Rendering::Pieces(pieces)) => {
+                    let encoding = model.tokenizer.begin_pieces(pieces);
+                    Stage::Encoding(Box::new(encoding.map_err(PromptError::Tokenizer)?))
+                }
                 Stage::Rendering(rendering) => {
                     let absent = PromptError::Template(TemplateError::Absent);
-                    let template = model.template.as_ref().ok_or(absent)?;
-                    let step = template.step(rendering, self.now);
+                    let renderer = model.renderer.as_ref().ok_or(absent)?;
+                    let step = renderer.step(rendering, self.now);
                     Stage::Rendering(step.map_err(PromptError::Template)?)
                 }
                 Stage::Text(text) => {
