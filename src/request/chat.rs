@@ -44,6 +44,24 @@ impl Fields for Shared {
 pub(super) fn parse(body: &[u8]) -> Result<Prompt, RequestError> {
     let mut fields = Shared::default();
     read(body, &mut fields)?;
+    prompt(fields)
+}
+
+/// Several conversations, of which the first is the prompt.
+pub(super) fn parse_batch(body: &[u8]) -> Result<Prompt, RequestError> {
+    let mut fields = Shared::default();
+    read(body, &mut fields)?;
+    let conversations = take_list(&mut fields, "messages")?.unwrap_or_default();
+    let mut conversations = conversations.into_iter();
+    let first = conversations.next().ok_or(RequestError::NoPrompt)?;
+    fields.0.insert("messages".to_owned(), first);
+    let more_prompts = conversations.len();
+    let prompt = prompt(fields)?;
+    let usage_is_comparable = prompt.usage_is_comparable && more_prompts == 0;
+    Ok(Prompt { more_prompts, usage_is_comparable, ..prompt })
+}
+
+fn prompt(mut fields: Shared) -> Result<Prompt, RequestError> {
     refuse_what_cannot_be_known(&fields)?;
     let chat = Chat {
         messages: messages(&mut fields)?,
@@ -65,6 +83,8 @@ pub(super) fn parse(body: &[u8]) -> Result<Prompt, RequestError> {
         cache_salt: fields.cache_salt()?,
         stream: fields.switch("stream", false)?,
         max_answer_tokens: fields.max_answer_tokens(),
+        more_prompts: 0,
+        is_continued: !fields.switch("echo", false)?,
         usage_is_comparable: fields.is_single("n")
             && fields.field("prompt_logprobs").is_none()
             && !fields.switch("use_beam_search", false)?,
@@ -179,9 +199,7 @@ const RESERVED_ARGUMENTS: [&str; 14] = [
     "truncation",
 ];
 
-pub(super) fn template_arguments(
-    fields: &mut Shared,
-) -> Result<Map<String, Value>, RequestError> {
+pub(super) fn template_arguments(fields: &mut Shared) -> Result<Map<String, Value>, RequestError> {
     match fields.0.remove("chat_template_kwargs") {
         None | Some(Value::Null) => Ok(Map::new()),
         Some(Value::Object(arguments)) => {

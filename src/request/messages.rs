@@ -13,7 +13,7 @@
 //! What depends on the template (where system messages may stand, what disables thinking) is [`crate::template`]'s part.
 
 use super::chat::{checked, refuse_what_cannot_be_known, take_list, template_arguments};
-use super::{Anthropic, Chat, Input, Prompt, RequestError, Shared, pick};
+use super::{Chat, Input, Origin, Prompt, RequestError, Shared, pick};
 use serde_json::{Map, Value, json};
 
 const FIELDS: [&str; 11] = [
@@ -50,13 +50,16 @@ pub(super) fn parse(body: &[u8]) -> Result<Prompt, RequestError> {
     for message in given {
         convert(message, &mut messages)?;
     }
+    if messages.is_empty() {
+        return Err(RequestError::NoPrompt);
+    }
     let chat = Chat {
         messages: checked(messages)?,
         tools,
         reasoning_effort: effort(&fields)?,
         template_arguments: template_arguments(&mut fields)?,
         add_generation_prompt: true,
-        anthropic: Some(Anthropic { thinking_is_disabled: thinking_is_disabled(&fields)? }),
+        origin: Origin::Messages { thinking_is_disabled: thinking_is_disabled(&fields)? },
         ..Chat::default()
     };
     Ok(Prompt {
@@ -65,6 +68,8 @@ pub(super) fn parse(body: &[u8]) -> Result<Prompt, RequestError> {
         cache_salt: fields.cache_salt()?,
         stream: fields.switch("stream", false)?,
         max_answer_tokens: fields.max_answer_tokens(),
+        more_prompts: 0,
+        is_continued: true,
         usage_is_comparable: true,
         input: Input::Chat(Box::new(chat)),
     })
@@ -325,7 +330,11 @@ fn changed<'a>(
             removed.push(name.to_owned());
         }
     }
-    Ok(named.into_iter().filter(|(name, _)| !removed.contains(name)).map(|(_, tool)| tool).collect())
+    Ok(named
+        .into_iter()
+        .filter(|(name, _)| !removed.contains(name))
+        .map(|(_, tool)| tool)
+        .collect())
 }
 
 fn function(tool: &Value) -> Result<Map<String, Value>, RequestError> {
@@ -345,4 +354,58 @@ fn function(tool: &Value) -> Result<Map<String, Value>, RequestError> {
     wrapped.insert("type".to_owned(), Value::from("function"));
     wrapped.insert("function".to_owned(), Value::Object(function));
     Ok(wrapped)
+}
+
+#[cfg(test)]
+mod tests {
+    use crate::request::{Api, Input, Origin, RequestError, parse};
+
+    #[track_caller]
+    fn check(fields: &str, expected: Result<(), RequestError>) {
+        let body = format!("{{{fields}}}");
+        assert_eq!(parse(Api::Messages, body.as_bytes()).map(|_| ()), expected, "{body}");
+    }
+
+    #[track_caller]
+    fn check_content(content: &str, expected: Result<(), RequestError>) {
+        check(&format!(r#""messages": [{{"role": "user", "content": {content}}}]"#), expected);
+    }
+
+    #[test]
+    fn what_the_engine_refuses_is_no_prompt() {
+        let refused = || Err(RequestError::Field("messages"));
+        check("", Err(RequestError::NoPrompt));
+        check(r#""messages": []"#, Err(RequestError::NoPrompt));
+        check(r#""messages": [{"role": "tool", "content": "x"}]"#, refused());
+        check(r#""messages": [5]"#, refused());
+        check_content("null", refused());
+        check_content("[5]", refused());
+        check_content(r#"[{"type": "document"}]"#, refused());
+        check_content("[]", Err(RequestError::NoPrompt));
+        let tools = r#""messages": [{"role": "user", "content": "x"}], "tools": [{"name": "a"}]"#;
+        check(tools, Err(RequestError::Field("tools")));
+    }
+
+    #[test]
+    fn images_are_media_wherever_they_stand() {
+        let image = r#"{"type": "image", "source": {"type": "url", "url": "http://a"}}"#;
+        check_content(&format!("[{image}]"), Err(RequestError::Media));
+        let result =
+            format!(r#"[{{"type": "tool_result", "tool_use_id": "1", "content": [{image}]}}]"#);
+        check_content(&result, Err(RequestError::Media));
+    }
+
+    #[test]
+    fn fields_beside_the_messages_are_read() {
+        let body = br#"{"model": "m", "max_tokens": 7, "stream": true, "cache_salt": "s",
+            "thinking": {"type": "disabled"}, "output_config": {"effort": "low"},
+            "messages": [{"role": "user", "content": "x"}]}"#;
+        let prompt = parse(Api::Messages, body).expect("a prompt");
+        assert_eq!(prompt.model.as_deref(), Some("m"));
+        assert_eq!((prompt.max_answer_tokens, prompt.stream), (Some(7), true));
+        assert_eq!(prompt.cache_salt.as_deref(), Some("s"));
+        let Input::Chat(chat) = prompt.input else { panic!("not a chat") };
+        assert_eq!(chat.origin, Origin::Messages { thinking_is_disabled: true });
+        assert_eq!(chat.reasoning_effort.as_deref(), Some("low"));
+    }
 }

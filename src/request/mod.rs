@@ -8,8 +8,11 @@
 mod api;
 mod chat;
 mod completions;
+mod generate;
+mod given;
 mod json;
 mod messages;
+mod pooling;
 mod responses;
 
 pub use api::Api;
@@ -27,6 +30,8 @@ pub struct Prompt {
     pub model: Option<String>,
     /// Messages, text or token ids. Of a batch, its first prompt.
     pub input: Input,
+    /// How many more prompts the batch has, by which it is not routed.
+    pub more_prompts: usize,
     /// What the engine cuts off before it reads the prompt.
     pub truncation: Option<Truncation>,
     /// `cache_salt`, part of every key in the engine's cache.
@@ -38,6 +43,8 @@ pub struct Prompt {
     /// False where the engine's `usage` does not speak of exactly this prompt
     /// (`n` or `best_of` > 1, batches, `prompt_logprobs`, `echo` with `logprobs`).
     pub usage_is_comparable: bool,
+    /// Whether the answer goes on where this prompt ends (not with `echo`, and not where nothing is generated).
+    pub is_continued: bool,
 }
 
 /// The three shapes of a prompt.
@@ -75,15 +82,23 @@ pub struct Chat {
     pub continue_final_message: bool,
     /// `add_special_tokens`, false unless the body says otherwise: the template writes BOS itself.
     pub add_special_tokens: bool,
-    /// What a body of `/v1/messages` leaves to the template.
-    pub anthropic: Option<Anthropic>,
+    /// The API it came by.
+    pub origin: Origin,
 }
 
-/// What becomes of a body of `/v1/messages` by what the model's template can do.
+/// The API that a chat came by, where that matters to what renders it.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
-pub struct Anthropic {
-    /// Thinking is disabled: the lowest `reasoning_effort` that the template tells from the others.
-    pub thinking_is_disabled: bool,
+pub enum Origin {
+    /// One where chats are sent as such.
+    #[default]
+    Chat,
+    /// `/v1/responses`
+    Responses,
+    /// `/v1/messages`
+    Messages {
+        /// Thinking is disabled: the template says by which `reasoning_effort`.
+        thinking_is_disabled: bool,
+    },
 }
 
 /// `truncate_prompt_tokens` with `truncation_side`.
@@ -163,7 +178,12 @@ pub fn parse(api: Api, body: &[u8]) -> Result<Prompt, RequestError> {
         Api::Completions => completions::parse(body),
         Api::Responses => responses::parse(body),
         Api::Messages => messages::parse(body),
-        _ => Err(RequestError::Unsupported("api")),
+        Api::ChatBatch => chat::parse_batch(body),
+        Api::Generate => generate::parse(body),
+        Api::Embeddings | Api::Pooling | Api::Classify => pooling::parse(body),
+        Api::Embed => pooling::parse_cohere(body),
+        Api::Score | Api::Rerank => pooling::parse_scoring(body),
+        Api::Tokenize => Err(RequestError::NoPrompt),
     }
 }
 

@@ -14,7 +14,7 @@
 //! What the engine keeps from earlier responses is not here, so a prompt that goes on from it has no known beginning.
 
 use super::chat::{checked, refuse_what_cannot_be_known, take_list, template_arguments};
-use super::{Chat, Input, Prompt, RequestError, Shared, pick};
+use super::{Chat, Input, Origin, Prompt, RequestError, Shared, pick};
 use serde_json::{Map, Value, json};
 
 const FIELDS: [&str; 17] = [
@@ -62,6 +62,7 @@ pub(super) fn parse(body: &[u8]) -> Result<Prompt, RequestError> {
         continue_final_message: goes_on,
         // Unlike a chat's: a template that writes BOS itself gives a second one.
         add_special_tokens: true,
+        origin: Origin::Responses,
         ..Chat::default()
     };
     Ok(Prompt {
@@ -71,6 +72,8 @@ pub(super) fn parse(body: &[u8]) -> Result<Prompt, RequestError> {
         cache_salt: fields.cache_salt()?,
         stream: fields.switch("stream", false)?,
         max_answer_tokens: fields.max_answer_tokens(),
+        more_prompts: 0,
+        is_continued: true,
         usage_is_comparable: is_one_prompt && !fields.switch("background", false)?,
         input: Input::Chat(Box::new(chat)),
     })
@@ -183,10 +186,9 @@ impl Turns {
                 else {
                     return Err(REFUSED);
                 };
-                let name = text("namespace").filter(|space| !space.is_empty()).map_or_else(
-                    || name.to_owned(),
-                    |namespace| in_namespace(namespace, name),
-                );
+                let name = text("namespace")
+                    .filter(|space| !space.is_empty())
+                    .map_or_else(|| name.to_owned(), |namespace| in_namespace(namespace, name));
                 self.calls(Value::from(id), name, Value::from(arguments));
                 Ok(())
             }
@@ -299,4 +301,62 @@ fn function(tool: Value, namespace: Option<&str>) -> Result<Map<String, Value>, 
     wrapped.insert("type".to_owned(), Value::from("function"));
     wrapped.insert("function".to_owned(), Value::Object(function));
     Ok(wrapped)
+}
+
+#[cfg(test)]
+mod tests {
+    use crate::request::{Api, RequestError, parse};
+
+    #[track_caller]
+    fn check(fields: &str, expected: Result<(), RequestError>) {
+        let body = format!("{{{fields}}}");
+        assert_eq!(parse(Api::Responses, body.as_bytes()).map(|_| ()), expected, "{body}");
+    }
+
+    #[test]
+    fn what_the_engine_keeps_is_told_apart_from_what_is_no_prompt() {
+        for field in [
+            r#""previous_response_id": "resp_1""#,
+            r#""conversation": {"id": "conv_1"}"#,
+            r#""prompt": {"id": "pmpt_1"}"#,
+        ] {
+            check(&format!(r#""input": "x", {field}"#), Err(RequestError::Stored));
+        }
+        check(r#""input": "x", "previous_response_id": null"#, Ok(()));
+        check("", Err(RequestError::NoPrompt));
+        check(r#""input": []"#, Err(RequestError::NoPrompt));
+        check(r#""input": 5"#, Err(RequestError::NoPrompt));
+    }
+
+    #[test]
+    fn items_that_are_not_known_are_not_passed_over() {
+        let refused = || Err(RequestError::Field("input"));
+        for item in [
+            "5",
+            r#"{"type": "item_reference", "id": "x"}"#,
+            r#"{"type": "function_call", "name": "a"}"#,
+            r#"{"type": "reasoning", "summary": [], "encrypted_content": "x"}"#,
+            r#"{"role": "tool", "content": "x"}"#,
+            r#"{"role": "user", "content": [{"type": "text", "text": "x"}]}"#,
+            r#"{"type": 5}"#,
+        ] {
+            check(&format!(r#""input": [{item}]"#), refused());
+        }
+        let image = r#"{"role": "user", "content": [{"type": "input_image"}]}"#;
+        check(&format!(r#""input": [{image}]"#), Err(RequestError::Media));
+    }
+
+    #[test]
+    fn usage_of_a_response_in_the_background_or_with_the_engines_own_tools_is_not_one_prompts() {
+        #[track_caller]
+        fn check(fields: &str, expected: bool) {
+            let body = format!(r#"{{"input": "x", {fields}}}"#);
+            let prompt = parse(Api::Responses, body.as_bytes()).expect(fields);
+            assert_eq!(prompt.usage_is_comparable, expected, "{fields}");
+        }
+        check(r#""tools": [{"type": "function", "name": "a"}]"#, true);
+        check(r#""tools": [{"type": "web_search"}]"#, false);
+        check(r#""background": true"#, false);
+        check(r#""max_output_tokens": 5"#, true);
+    }
 }
