@@ -149,6 +149,12 @@ pub const PREDICTED_CACHED_TOKENS: Metric = Metric::counter(
     &["model"],
     "Of those, tokens predicted to come from the chosen replica's cache",
 );
+/// Prompts that end early for us.
+pub const PARTIAL_PROMPTS: Metric = Metric::counter(
+    "warmpath_partial_prompts_total",
+    &["kind"],
+    "Prompts routed by their head because the ids behind it cannot be known: media",
+);
 /// Answers by what could be read of them.
 pub const RESPONSES: Metric = Metric::counter(
     "warmpath_responses_total",
@@ -374,6 +380,7 @@ pub const ALL: &[Metric] = &[
     MORE_PROMPTS,
     PROMPT_TOKENS,
     PREDICTED_CACHED_TOKENS,
+    PARTIAL_PROMPTS,
     RESPONSES,
     FAILED_RESPONSES,
     REPORTED_PROMPT_TOKENS,

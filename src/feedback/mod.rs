@@ -451,20 +451,17 @@ mod tests {
         for api in [Api::Embeddings, Api::Pooling, Api::Classify, Api::Score] {
             check(api, pooled, usage(5, None, 0));
         }
-        let prompt_only =
-            Some(Usage { prompt_tokens: 5, cached_tokens: None, completion_tokens: None });
+        let prompt_only = |prompt_tokens| {
+            Some(Usage { prompt_tokens, cached_tokens: None, completion_tokens: None })
+        };
         let cohere = r#"{"embeddings":{"float":[[1]]},"meta":{"billed_units":{"input_tokens":5,"image_tokens":0}}}"#;
-        check(Api::Embed, cohere, prompt_only);
+        check(Api::Embed, cohere, prompt_only(5));
         let rerank = r#"{"usage":{"prompt_tokens":5,"total_tokens":5},"results":[]}"#;
-        check(Api::Rerank, rerank, prompt_only);
+        check(Api::Rerank, rerank, prompt_only(5));
         let uncached = r#"{"content":[],"usage":{"input_tokens":31,"output_tokens":0,"cache_creation_input_tokens":4,
             "cache_read_input_tokens":32}}"#;
         check(Api::Messages, uncached, usage(67, Some(32), 0));
-        check(
-            Api::Messages,
-            r#"{"usage":{"input_tokens":9}}"#,
-            Some(Usage { prompt_tokens: 9, ..prompt_only.unwrap() }),
-        );
+        check(Api::Messages, r#"{"usage":{"input_tokens":9}}"#, prompt_only(9));
     }
 
     #[test]

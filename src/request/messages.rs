@@ -16,7 +16,7 @@ use super::chat::{checked, refuse_what_cannot_be_known, take_list, template_argu
 use super::{Chat, Input, Origin, Prompt, RequestError, Shared, pick};
 use serde_json::{Map, Value, json};
 
-const FIELDS: [&str; 11] = [
+const FIELDS: [&str; 12] = [
     "cache_salt",
     "chat_template_kwargs",
     "kv_transfer_params",
@@ -27,6 +27,7 @@ const FIELDS: [&str; 11] = [
     "stream",
     "system",
     "thinking",
+    "tool_choice",
     "tools",
 ];
 
@@ -53,9 +54,13 @@ pub(super) fn parse(body: &[u8]) -> Result<Prompt, RequestError> {
     if messages.is_empty() {
         return Err(RequestError::NoPrompt);
     }
+    let (messages, media) = checked(messages)?;
     let chat = Chat {
-        messages: checked(messages)?,
+        messages,
+        media,
         tools,
+        // Which one it is matters to no template here, only whether it is none.
+        tool_choice: fields.field("tool_choice").and_then(|choice| choice.get("type")).cloned(),
         reasoning_effort: effort(&fields)?,
         template_arguments: template_arguments(&mut fields)?,
         add_generation_prompt: true,
@@ -358,7 +363,7 @@ fn function(tool: &Value) -> Result<Map<String, Value>, RequestError> {
 
 #[cfg(test)]
 mod tests {
-    use crate::request::{Api, Input, Origin, RequestError, parse};
+    use crate::request::{Api, Input, Origin, Prompt, RequestError, parse};
 
     #[track_caller]
     fn check(fields: &str, expected: Result<(), RequestError>) {
@@ -388,11 +393,23 @@ mod tests {
 
     #[test]
     fn images_are_media_wherever_they_stand() {
-        let image = r#"{"type": "image", "source": {"type": "url", "url": "http://a"}}"#;
-        check_content(&format!("[{image}]"), Err(RequestError::Media));
-        let result =
-            format!(r#"[{{"type": "tool_result", "tool_use_id": "1", "content": [{image}]}}]"#);
-        check_content(&result, Err(RequestError::Media));
+        #[track_caller]
+        fn check(content: &str) {
+            let body = format!(r#"{{"messages": [{{"role": "user", "content": [{content}]}}]}}"#);
+            let Ok(Prompt { input: Input::Chat(chat), .. }) = parse(Api::Messages, body.as_bytes())
+            else {
+                panic!("not a chat: {body}")
+            };
+            let chat_body = br#"{"messages": [{"role": "user", "content": [{"type": "image_url",
+                "image_url": {"url": "data:image/png;base64,AAAA"}}]}]}"#;
+            let Ok(Prompt { input: Input::Chat(same), .. }) = parse(Api::Chat, chat_body) else {
+                panic!("not a chat")
+            };
+            assert_eq!(chat.media, same.media, "{body}");
+        }
+        let image = r#"{"type": "image", "source": {"type": "base64", "media_type": "image/png", "data": "AAAA"}}"#;
+        check(image);
+        check(&format!(r#"{{"type": "tool_result", "tool_use_id": "1", "content": [{image}]}}"#));
     }
 
     #[test]

@@ -11,17 +11,21 @@ mod completions;
 mod generate;
 mod given;
 mod json;
+mod media;
 mod messages;
 mod pooling;
 mod responses;
 
+use crate::rules::Rules;
 pub use api::Api;
 pub use json::is_complete;
 use json::{Budget, Counted, Fields, read, skip};
 pub(crate) use json::{JsonText, json_text};
+pub use media::{Media, MediaKind};
 use serde::de::MapAccess;
 use serde_json::{Map, Value};
 use std::fmt;
+use std::sync::Arc;
 
 /// What a body asks the model to read, as far as routing needs it.
 #[derive(Debug, Clone, PartialEq)]
@@ -68,8 +72,12 @@ pub enum Input {
 pub struct Chat {
     /// `messages`, each an object with a `role`.
     pub messages: Vec<Map<String, Value>>,
+    /// The images, sounds and videos in them, in their order. In its message's content each is its place here, as a number.
+    pub media: Vec<Media>,
     /// `tools`, each an object with a `function` that has a `name`.
     pub tools: Option<Vec<Map<String, Value>>>,
+    /// `tool_choice`, as far as it leaves out tools.
+    pub tool_choice: Option<Value>,
     /// `documents`, for templates that know them.
     pub documents: Option<Vec<Value>>,
     /// `reasoning_effort`, which also sets `enable_thinking` unless the arguments do.
@@ -82,6 +90,8 @@ pub struct Chat {
     pub continue_final_message: bool,
     /// `add_special_tokens`, false unless the body says otherwise: the template writes BOS itself.
     pub add_special_tokens: bool,
+    /// How the engine reads it, as far as that is configured.
+    pub rules: Arc<Rules>,
     /// The API it came by.
     pub origin: Origin,
 }
@@ -145,7 +155,7 @@ pub enum RequestError {
     Unsupported(&'static str),
     /// What goes before is known to the engine only: a prompt or a conversation that it keeps.
     Stored,
-    /// Content other than text: images, audio, video, embeddings.
+    /// Content that is neither text nor an image, sound or video: files, embeddings.
     Media,
     /// More JSON values than a prompt has any use for.
     TooManyValues,
@@ -160,7 +170,7 @@ impl fmt::Display for RequestError {
             Self::Field(field) => write!(f, "{field}: not what the engine accepts"),
             Self::Unsupported(field) => write!(f, "{field}: its tokens cannot be known here"),
             Self::Stored => f.write_str("the prompt goes on from one that the engine keeps"),
-            Self::Media => f.write_str("messages: content other than text"),
+            Self::Media => f.write_str("messages: content of a kind that is not read here"),
             Self::TooManyValues => f.write_str("the body holds too many values"),
         }
     }

@@ -102,8 +102,10 @@ fn conversation(
     if messages.is_empty() {
         return Err(RequestError::NoPrompt);
     }
+    let (messages, media) = checked(messages)?;
     let chat = Chat {
-        messages: checked(messages)?,
+        messages,
+        media,
         template_arguments: template_arguments(&mut fields)?,
         // Nothing is to be answered, so no answer is begun.
         add_generation_prompt: fields.switch("add_generation_prompt", false)?,

@@ -17,7 +17,7 @@ use super::chat::{checked, refuse_what_cannot_be_known, take_list, template_argu
 use super::{Chat, Input, Origin, Prompt, RequestError, Shared, pick};
 use serde_json::{Map, Value, json};
 
-const FIELDS: [&str; 17] = [
+const FIELDS: [&str; 18] = [
     "cache_salt",
     "chat_template_kwargs",
     "conversation",
@@ -32,9 +32,10 @@ const FIELDS: [&str; 17] = [
     "previous_response_id",
     "prompt",
     "reasoning",
-    "stream",
-    "tools",
     "background",
+    "stream",
+    "tool_choice",
+    "tools",
 ];
 
 /// Fields that name what the engine keeps.
@@ -53,9 +54,12 @@ pub(super) fn parse(body: &[u8]) -> Result<Prompt, RequestError> {
     // A tool that the engine itself calls makes several prompts of one, and `usage` their sum.
     let is_one_prompt = tools.iter().all(|tool| matches!(kind(tool), "function" | "namespace"));
     let (messages, goes_on) = messages(&mut fields)?;
+    let (messages, media) = checked(messages)?;
     let chat = Chat {
-        messages: checked(messages)?,
+        messages,
+        media,
         tools: functions(tools)?,
+        tool_choice: fields.0.remove("tool_choice"),
         reasoning_effort: effort(&fields)?,
         template_arguments: template_arguments(&mut fields)?,
         add_generation_prompt: !goes_on,
@@ -342,8 +346,8 @@ mod tests {
         ] {
             check(&format!(r#""input": [{item}]"#), refused());
         }
-        let image = r#"{"role": "user", "content": [{"type": "input_image"}]}"#;
-        check(&format!(r#""input": [{image}]"#), Err(RequestError::Media));
+        let file = r#"{"role": "user", "content": [{"type": "input_file"}]}"#;
+        check(&format!(r#""input": [{file}]"#), Err(RequestError::Media));
     }
 
     #[test]

@@ -141,7 +141,7 @@ impl From<&PromptError> for Reason {
         match error {
             PromptError::Template(_) => Self::TemplateError,
             PromptError::Tokenizer(_) => Self::TokenizerError,
-            PromptError::Truncation => Self::UnsupportedPrompt,
+            PromptError::Truncation | PromptError::Partial => Self::UnsupportedPrompt,
         }
     }
 }

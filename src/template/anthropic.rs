@@ -5,8 +5,10 @@
 
 use super::{ChatTemplate, Rendering, values};
 use crate::request::{Chat, Origin};
+use crate::rules::Rules;
 use minijinja::value::Value;
 use serde_json::{Map, Value as Json, json};
+use std::sync::Arc;
 
 /// Efforts that the engine knows besides `none`.
 const EFFORTS: [&str; 5] = ["low", "medium", "high", "xhigh", "max"];
@@ -26,7 +28,7 @@ pub(super) fn adapt(template: &ChatTemplate, chat: &mut Chat, now: u64) {
         chat.messages = others;
     }
     if thinking_is_disabled {
-        chat.reasoning_effort = Some(disabled_thinking(template, now).to_owned());
+        chat.reasoning_effort = Some(disabled_thinking(template, &chat.rules, now).to_owned());
     }
 }
 
@@ -45,7 +47,7 @@ fn takes_inline_system(template: &ChatTemplate) -> bool {
 }
 
 /// `none`, unless the template refuses it or treats it as another effort.
-fn disabled_thinking(template: &ChatTemplate, now: u64) -> &'static str {
+fn disabled_thinking(template: &ChatTemplate, rules: &Arc<Rules>, now: u64) -> &'static str {
     let trial = |effort: &str| {
         let mut message = Map::new();
         message.insert("role".to_owned(), Json::from("user"));
@@ -54,6 +56,7 @@ fn disabled_thinking(template: &ChatTemplate, now: u64) -> &'static str {
             messages: vec![message],
             reasoning_effort: Some(effort.to_owned()),
             add_generation_prompt: true,
+            rules: Arc::clone(rules),
             ..Chat::default()
         };
         template.finish(Rendering::Chat(Box::new(chat)), now)

@@ -91,6 +91,11 @@ impl Matcher {
         Self { tokens, starts, lengths }
     }
 
+    /// Whether one of its tokens has this id.
+    pub fn has(&self, id: u32) -> bool {
+        self.tokens.values().any(|token| token.id == id)
+    }
+
     /// How many tokens it knows.
     pub fn len(&self) -> usize {
         self.tokens.len()

@@ -10,6 +10,7 @@ mod added;
 pub mod blocks;
 mod bpe;
 mod encoding;
+pub mod ids;
 mod pieces;
 pub mod prepared;
 mod window;
@@ -128,6 +129,11 @@ impl Tokenizer {
         if let Ok(mut kept) = self.kept.try_lock() {
             *kept = Some(scratch);
         }
+    }
+
+    /// Whether an id is an added token's. What stands before one is certain whatever follows.
+    pub fn is_added(&self, id: u32) -> bool {
+        self.added.raw.has(id) || self.added.normalized.has(id)
     }
 
     /// How much it holds.
