@@ -131,6 +131,12 @@ pub const PROMPTS: Metric = Metric::counter(
     &["api", "prompt"],
     "Requests by their API, and whether their prompt's tokens were known when they were routed: known, unknown, or none where the API computes no prompt; other is a POST of JSON to a path that is no API here",
 );
+/// Prompts of batches.
+pub const MORE_PROMPTS: Metric = Metric::counter(
+    "warmpath_more_prompts_total",
+    &["api"],
+    "Prompts of batches beyond the first, by which alone a batch is routed; documents beside a query among them",
+);
 /// Own count of prompt tokens.
 pub const PROMPT_TOKENS: Metric = Metric::counter(
     "warmpath_prompt_tokens_total",
@@ -389,6 +395,7 @@ pub const HOST_ERRORS: Metric = Metric::counter(
 pub const ALL: &[Metric] = &[
     REQUESTS,
     PROMPTS,
+    MORE_PROMPTS,
     PROMPT_TOKENS,
     PREDICTED_CACHED_TOKENS,
     PARTIAL_PROMPTS,

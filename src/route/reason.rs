@@ -29,6 +29,8 @@ pub enum Reason {
     NoPrompt,
     /// By load: the prompt has parts whose tokens cannot be known here.
     UnsupportedPrompt,
+    /// By load: the prompt goes on from one that only the engine has (`previous_response_id`, `conversation`, `prompt`).
+    StoredPrompt,
     /// By load: the chat template refused the messages, or would have worked too long on them.
     TemplateError,
     /// By load: the tokenizer refused the text.
@@ -74,6 +76,7 @@ impl Reason {
         Self::InvalidJson,
         Self::NoPrompt,
         Self::UnsupportedPrompt,
+        Self::StoredPrompt,
         Self::TemplateError,
         Self::TokenizerError,
         Self::PromptTimeout,
@@ -104,6 +107,7 @@ impl Reason {
             Self::InvalidJson => "invalid_json",
             Self::NoPrompt => "no_prompt",
             Self::UnsupportedPrompt => "unsupported_prompt",
+            Self::StoredPrompt => "stored_prompt",
             Self::TemplateError => "template_error",
             Self::TokenizerError => "tokenizer_error",
             Self::PromptTimeout => "prompt_timeout",
@@ -128,6 +132,7 @@ impl From<&RequestError> for Reason {
         match error {
             RequestError::Json | RequestError::NotAnObject => Self::InvalidJson,
             RequestError::NoPrompt | RequestError::Field(_) => Self::NoPrompt,
+            RequestError::Stored => Self::StoredPrompt,
             RequestError::Unsupported(_) | RequestError::Media | RequestError::TooManyValues => {
                 Self::UnsupportedPrompt
             }

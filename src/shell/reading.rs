@@ -279,6 +279,10 @@ impl Turn {
         let Self { api, body_bytes, began, .. } = *self;
         let prompt = if known.is_ok() { "known" } else { "unknown" };
         meters::add(&metrics::PROMPTS, &[api.as_str(), prompt], 1);
+        let more = known.as_ref().map_or(0, |known| known.prompt.more_prompts);
+        if more > 0 {
+            meters::add(&metrics::MORE_PROMPTS, &[api.as_str()], more as u64);
+        }
         let held = Held { cluster: &self.cluster, known, body_bytes, began };
         let outcome = Routed::new(shared, held);
         meters::record_us(&metrics::DECISION, &[], host::now().since(began));

@@ -4,6 +4,7 @@
 //! Jinja as Hugging Face sets it up (`builtins`, `python`, `clock`). It does not tokenize, it has no clock, and it
 //! renders only the model's own template, never one that a client sent.
 
+mod anthropic;
 mod bounds;
 mod builtins;
 mod clock;
@@ -157,7 +158,8 @@ impl ChatTemplate {
     /// When the engine would refuse the chat, the template raises or a limit is passed.
     pub fn step(&self, rendering: Rendering, now: u64) -> Result<Rendering, TemplateError> {
         Ok(match rendering {
-            Rendering::Chat(chat) => {
+            Rendering::Chat(mut chat) => {
+                anthropic::adapt(self, &mut chat, now);
                 Rendering::Variables(normalise::variables(&chat, self.format, &self.source)?)
             }
             Rendering::Variables(mut variables) => {
