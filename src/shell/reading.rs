@@ -10,12 +10,14 @@ use super::{host, meters};
 use crate::metrics;
 use crate::model::{self, Model};
 use crate::replicas::Moment;
-use crate::request::{self, Api, Prompt};
+use crate::request::{self, Api, Input, Prompt};
 use crate::route::{self, Reason};
 use crate::tokens::blocks::{ChainSeed, Chains};
+use crate::tokens::ids::Ids;
 use std::cell::RefCell;
 use std::collections::VecDeque;
 use std::rc::{Rc, Weak};
+use std::sync::Arc;
 use std::time::Duration;
 
 /// How long one callback reads. A fifth of the 50 ms that no callback may exceed, since steps that cannot be divided
@@ -63,7 +65,7 @@ enum Stage {
 pub struct Known {
     /// The prompt, without its input.
     pub prompt: Prompt,
-    pub tokens: Vec<u32>,
+    pub ids: Ids,
     pub chains: Chains,
     pub model: Rc<Model>,
     /// The model's place in the configuration.
@@ -145,17 +147,20 @@ impl Turn {
                 Stage::Prompt { prompt, model, index, mut reading } => {
                     match reading.go_on(&model, more) {
                         Ok(None) => Stage::Prompt { prompt, model, index, reading },
-                        Ok(Some(tokens)) => {
-                            let chains = self.chains(shared, &prompt, index);
-                            let known = Known { prompt, tokens, chains, model, index };
+                        Ok(Some(ids)) => {
+                            let mut chains = self.chains(shared, &prompt, index);
+                            if ids.unread.is_some() {
+                                chains.leave_open();
+                            }
+                            let known = Known { prompt, ids, chains, model, index };
                             Stage::Hashing(Box::new(known))
                         }
                         Err(error) => Stage::Read(Err(Reason::from(&error))),
                     }
                 }
                 Stage::Hashing(mut known) => {
-                    let Known { tokens, chains, .. } = &mut *known;
-                    match chains.go_on(tokens, more) {
+                    let Known { ids, chains, .. } = &mut *known;
+                    match chains.go_on(&ids.known, more) {
                         true => Stage::Read(Ok(known)),
                         false => Stage::Hashing(known),
                     }
@@ -178,6 +183,11 @@ impl Turn {
         let named = shared.config.model_named(prompt.model.as_deref());
         let index = named.ok_or(Reason::UnknownModel)?;
         let model = shared.models.model(index)?;
+        if let (Input::Chat(chat), Some(config)) =
+            (&mut prompt.input, shared.config.models.get(index))
+        {
+            chat.rules = Arc::clone(&config.rules);
+        }
         let local = host::wall_seconds().saturating_add_signed(shared.config.engine_utc_offset_s);
         let reading = Box::new(model::Reading::new(&mut prompt, local));
         Ok(Stage::Prompt { prompt, model, index, reading })
@@ -193,7 +203,9 @@ impl Turn {
 
     fn decide(&mut self, shared: &mut Shared<'_>) {
         let Stage::Read(known) = std::mem::replace(&mut self.stage, Stage::Waiting) else { return };
-        let Self { body_bytes, began, .. } = *self;
+        let Self { api, body_bytes, began, .. } = *self;
+        let prompt = if known.is_ok() { "known" } else { "unknown" };
+        meters::add(&metrics::PROMPTS, &[api.as_str(), prompt], 1);
         let held = Held { cluster: &self.cluster, known, body_bytes, began };
         let outcome = Routed::new(shared, held);
         meters::record_us(&metrics::DECISION, &[], host::now().since(began));

@@ -293,9 +293,12 @@ impl PromptFacts {
         let model_name =
             shared.config.model_names(known.index).first().cloned().unwrap_or_default();
         let cached = decision.chosen().map_or(0, |chosen| chosen.overlap_tokens);
-        meters::add(&metrics::PROMPT_TOKENS, &[&model_name], decision.prompt_tokens.into());
+        meters::add(&metrics::PROMPT_TOKENS, &[&model_name], known.ids.known.len() as u64);
         meters::add(&metrics::PREDICTED_CACHED_TOKENS, &[&model_name], cached.into());
-        let usage_is_comparable = known.prompt.usage_is_comparable;
+        if let Some(unread) = known.ids.unread {
+            meters::add(&metrics::PARTIAL_PROMPTS, &[unread.cause.as_str()], 1);
+        }
+        let usage_is_comparable = known.prompt.usage_is_comparable && known.ids.unread.is_none();
         Self { model: known.model, model_name, usage_is_comparable }
     }
 }
@@ -306,7 +309,7 @@ fn decide(shared: &Shared<'_>, held: &Held<'_>, now: Moment) -> Decision {
         known.as_ref().map_or(&[][..], |known| shared.config.model_names(known.index));
     let prompt = match known {
         Ok(known) => {
-            let prompt_tokens = u32::try_from(known.tokens.len()).unwrap_or(u32::MAX);
+            let prompt_tokens = known.ids.token_count();
             PromptKnowledge::Hashed { prompt_tokens, chains: known.chains.as_slice() }
         }
         Err(reason) => {

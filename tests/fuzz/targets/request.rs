@@ -98,7 +98,6 @@ fn bodies(data: &[u8]) {
         let Ok(prompt) = parsed else { continue };
         if let Input::Chat(chat) = &prompt.input {
             assert!(!chat.messages.is_empty());
-            assert!(!(chat.continue_final_message && chat.add_generation_prompt));
         }
         if let Some(salt) = &prompt.cache_salt {
             assert!(!salt.is_empty() && salt.chars().count() <= 128);
@@ -169,7 +168,7 @@ fn step_by_step(model: &Model, mut prompt: Prompt) -> Result<Vec<u32>, PromptErr
     let mut reading = Reading::new(&mut prompt, 1_768_480_200);
     loop {
         if let Some(ids) = reading.go_on(model, &mut || false)? {
-            return Ok(ids);
+            return ids.complete().ok_or(PromptError::Partial);
         }
     }
 }
