@@ -15,6 +15,7 @@ mod final_message;
 mod harmony;
 mod methods;
 mod normalise;
+mod parts;
 mod python;
 mod renderer;
 mod transformers;
