@@ -65,7 +65,7 @@ pub enum Reason {
 
 impl Reason {
     /// All reasons, in the order of their declaration.
-    pub const ALL: [Self; 25] = [
+    pub const ALL: [Self; 26] = [
         Self::Prefix,
         Self::Cold,
         Self::PrefixBusy,
