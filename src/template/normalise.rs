@@ -360,7 +360,7 @@ fn extend(to: &mut Map<String, Value>, from: &Map<String, Value>, first: &[&str]
     }
 }
 
-fn tool(tool: &Map<String, Value>) -> Result<Value, TemplateError> {
+pub(super) fn tool(tool: &Map<String, Value>) -> Result<Value, TemplateError> {
     let refused = TemplateError::Refused("tools");
     let is_function = tool.get("type").is_none_or(|kind| kind.as_str() == Some("function"));
     let Some(Value::Object(function)) = tool.get("function").filter(|_| is_function) else {

@@ -85,7 +85,7 @@ impl Renderer {
                 let template = ChatTemplate::compile(chat_template, special_tokens)?;
                 Some(Self::Jinja(Box::new(template)))
             }
-            RendererName::Harmony => Some(Self::Harmony(Harmony)),
+            RendererName::Harmony => Some(Self::Harmony(Harmony::Vllm)),
         })
     }
 
