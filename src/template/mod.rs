@@ -8,6 +8,7 @@ mod bounds;
 mod builtins;
 mod clock;
 mod content;
+mod deepseek;
 mod final_message;
 mod harmony;
 mod normalise;
@@ -26,6 +27,7 @@ use std::collections::BTreeMap;
 use std::{fmt, io};
 
 pub use content::ContentFormat;
+pub use deepseek::DeepSeekV4;
 pub use harmony::Harmony;
 pub use renderer::{Renderer, RendererName};
 
