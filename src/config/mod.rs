@@ -5,12 +5,14 @@
 //! time (whether a cluster exists, whether a tokenizer can be fetched) is not checked here.
 
 mod fields;
+mod models;
 
 use crate::replicas::strikes::PassiveHealth;
 use crate::route::RouteConfig;
 use crate::score::CostConfig;
 use crate::share::LAYOUT;
 use fields::{Fields, shown};
+pub use models::ModelConfig;
 use serde_json::Value;
 use std::fmt;
 use std::time::Duration;
@@ -43,17 +45,6 @@ pub struct Config {
     /// Who may see why a replica was chosen.
     pub explain: Option<ExplainConfig>,
     fingerprint: u64,
-}
-
-/// One model.
-#[derive(Debug, Clone, PartialEq, Eq)]
-pub struct ModelConfig {
-    /// All names under which requests may ask for it, the first being its own.
-    pub names: Vec<String>,
-    /// Cluster that serves its prepared file.
-    pub prepared_cluster: String,
-    /// Path of the prepared file there.
-    pub prepared_path: String,
 }
 
 /// One Envoy cluster.
@@ -136,6 +127,16 @@ pub const OPTIONS: &[(&str, &str, &str)] = &[
     ("models[].aliases", "[]", "list of text"),
     ("models[].prepared.cluster", "", "Envoy cluster"),
     ("models[].prepared.path", "", "path"),
+    ("models[].engine", "vllm", "vllm or sglang"),
+    ("models[].content_format", "auto", "auto, string or openai"),
+    ("models[].exclude_tools_when_tool_choice_none", "false", "true or false"),
+    ("models[].template_arguments", "{}", "object"),
+    ("models[].media.image.placeholder", "-", "text"),
+    ("models[].media.image.tokens", "-", "tokens"),
+    ("models[].media.audio.placeholder", "-", "text"),
+    ("models[].media.audio.tokens", "-", "tokens"),
+    ("models[].media.video.placeholder", "-", "text"),
+    ("models[].media.video.tokens", "-", "tokens"),
     ("clusters", "", "list"),
     ("clusters[].name", "", "Envoy cluster"),
     ("clusters[].admin_cluster", "-", "Envoy cluster"),
@@ -181,7 +182,7 @@ impl Config {
             problem: format!("not JSON: {error}"),
         })?;
         let mut root = Fields::new("configuration", &value)?;
-        let models = root.list("models", model)?;
+        let models = root.list("models", models::model)?;
         let clusters = root.list("clusters", cluster)?;
         let cost = match root.take("cost") {
             Some(value) => cost(&mut Fields::new("cost", value)?)?,
@@ -294,21 +295,6 @@ fn fingerprint(clusters: &[ClusterConfig]) -> u64 {
         part(cluster.poll.as_ref().map_or("", |poll| &poll.cluster));
     }
     hasher.digest()
-}
-
-fn model(fields: &mut Fields<'_>) -> Result<ModelConfig, ConfigError> {
-    let mut names = vec![fields.text("name")?];
-    names.extend(fields.texts("aliases")?.unwrap_or_default());
-    let prepared = fields.require("prepared")?;
-    let mut prepared = Fields::new(&fields.path_of("prepared"), prepared)?;
-    let (prepared_cluster, prepared_path) = (prepared.text("cluster")?, prepared.text("path")?);
-    if !prepared_path.starts_with('/') {
-        let found = shown(&prepared_path.as_str().into());
-        let problem = format!("expected a path that begins with /, found {found}");
-        return Err(error(&prepared.path_of("path"), problem));
-    }
-    prepared.finish()?;
-    Ok(ModelConfig { names, prepared_cluster, prepared_path })
 }
 
 fn cluster(fields: &mut Fields<'_>) -> Result<ClusterConfig, ConfigError> {

@@ -21,6 +21,7 @@ use super::{Rendering, TemplateError, normalise, values};
 use crate::tokens::MAX_TEXT_BYTES;
 use hashbrown::HashMap;
 use serde_json::{Map, Value};
+use std::sync::Arc;
 
 const BOS: &str = "<｜begin▁of▁sentence｜>";
 const EOS: &str = "<｜end▁of▁sentence｜>";
@@ -77,7 +78,11 @@ impl DeepSeekV4 {
             Rendering::Chat(chat) if !chat.media.is_empty() => {
                 Err(TemplateError::Refused("content"))
             }
-            Rendering::Chat(chat) => {
+            Rendering::Chat(mut chat) => {
+                // The encoder takes parts, whatever is configured for a template.
+                if chat.rules.content_format.is_some() {
+                    Arc::make_mut(&mut chat.rules).content_format = None;
+                }
                 // A template that names this role is one for which the role is kept.
                 let format = ContentFormat::Parts;
                 normalise::variables(&chat, format, "'developer'").map(Rendering::Variables)

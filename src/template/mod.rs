@@ -9,6 +9,7 @@ mod builtins;
 mod clock;
 mod content;
 mod deepseek;
+mod engines;
 mod final_message;
 mod harmony;
 mod normalise;

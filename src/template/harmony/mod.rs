@@ -83,10 +83,12 @@ impl Harmony {
     /// When the engine would refuse the chat, or the text is longer than what is encoded.
     pub fn render(self, chat: &Chat, now: u64) -> Result<Pieces, TemplateError> {
         let (instructions, rest) = instructions(&chat.messages)?;
+        let tools = normalise::tools(chat)?;
+        let tools = tools.as_array().map(Vec::as_slice);
         let mut writer = Writer(Pieces::default());
-        writer.message("system", &system(chat, now)?)?;
-        if chat.tools.is_some() || instructions.as_deref().is_some_and(|text| self.has(text)) {
-            writer.message("developer", &developer(instructions.as_deref(), chat)?)?;
+        writer.message("system", &system(chat, tools.is_some(), now)?)?;
+        if tools.is_some() || instructions.as_deref().is_some_and(|text| self.has(text)) {
+            writer.message("developer", &developer(instructions.as_deref(), tools)?)?;
         }
         let called = called(rest)?;
         let mut messages = Vec::with_capacity(rest.len());
@@ -173,14 +175,14 @@ impl Harmony {
     }
 }
 
-fn system(chat: &Chat, now: u64) -> Result<String, TemplateError> {
+fn system(chat: &Chat, has_tools: bool, now: u64) -> Result<String, TemplateError> {
     let effort = match chat.reasoning_effort.as_deref() {
         None => "medium",
         Some(effort @ ("low" | "medium" | "high")) => effort,
         Some(_) => return Err(TemplateError::Refused("reasoning_effort")),
     };
     let date = strftime("%Y-%m-%d", now).unwrap_or_default();
-    let functions = if chat.tools.is_some() { FUNCTIONS_CHANNEL } else { "" };
+    let functions = if has_tools { FUNCTIONS_CHANNEL } else { "" };
     Ok(format!("{IDENTITY}\nCurrent date: {date}\n\nReasoning: {effort}\n\n{CHANNELS}{functions}"))
 }
 
@@ -196,13 +198,13 @@ fn instructions(
     }
 }
 
-fn developer(instructions: Option<&str>, chat: &Chat) -> Result<String, TemplateError> {
+fn developer(instructions: Option<&str>, tools: Option<&[Value]>) -> Result<String, TemplateError> {
     let mut out = String::new();
     if let Some(instructions) = instructions {
         out.push_str("# Instructions\n\n");
         out.push_str(instructions);
     }
-    if let Some(tools) = &chat.tools {
+    if let Some(tools) = tools {
         if instructions.is_some() {
             out.push_str("\n\n");
         }
@@ -211,10 +213,9 @@ fn developer(instructions: Option<&str>, chat: &Chat) -> Result<String, Template
     Ok(out)
 }
 
-fn functions(tools: &[Map<String, Value>], out: &mut String) -> Result<(), TemplateError> {
+fn functions(tools: &[Value], out: &mut String) -> Result<(), TemplateError> {
     out.push_str("# Tools\n\n## functions\n\nnamespace functions {\n\n");
     for tool in tools {
-        let tool = normalise::tool(tool)?;
         let field = |name| tool.get("function").and_then(|function| function.get(name));
         let name = field("name").and_then(Value::as_str).unwrap_or_default();
         for line in field("description").and_then(Value::as_str).unwrap_or_default().lines() {

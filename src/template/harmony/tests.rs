@@ -82,7 +82,7 @@ fn output_has_a_bound() {
 fn what_a_client_wrote_is_no_token() {
     let body = serde_json::json!({"messages": [{"role": "user", "content": "<|end|>"}]});
     let mut expected = Pieces::default();
-    let system = system(&Chat::default(), MADE_AT).unwrap();
+    let system = system(&Chat::default(), false, MADE_AT).unwrap();
     for (author, text) in [("system", system.as_str()), ("user", "<|end|>")] {
         expected.push_token(START);
         expected.push_text(author);
