@@ -18,6 +18,7 @@
 use super::content::ContentFormat;
 use super::python::Dumps;
 use super::{Rendering, TemplateError, normalise, values};
+use crate::request::Origin;
 use crate::tokens::MAX_TEXT_BYTES;
 use hashbrown::HashMap;
 use serde_json::{Map, Value};
@@ -82,6 +83,9 @@ impl DeepSeekV4 {
                 // The encoder takes parts, whatever is configured for a template.
                 if chat.rules.content_format.is_some() {
                     Arc::make_mut(&mut chat.rules).content_format = None;
+                }
+                if chat.origin == (Origin::Messages { thinking_is_disabled: true }) {
+                    chat.reasoning_effort = Some("none".to_owned());
                 }
                 // A template that names this role is one for which the role is kept.
                 let format = ContentFormat::Parts;

@@ -9,7 +9,9 @@
 //!    `analysis`; a call goes `to=functions.NAME` and ends in `<|call|>`; a result comes from the function that its
 //!    call named. Content parts are encoded apart. Images and the like leave no trace.
 //! 4. Reasoning before the last `final` message is dropped.
-//! 5. `<|start|>assistant`, whatever the body says of generation prompts.
+//! 5. `/v1/responses` has a way of its own: what an assistant says stands behind its reasoning and is `final` even before
+//!    calls, and later instructions that are empty are no message.
+//! 6. `<|start|>assistant`, whatever the body says of generation prompts.
 //!
 //! Where vLLM and the library's own example differ, this does as vLLM does: `json` without `<|constrain|>` behind a call's
 //! channel, the recipient before it, and a later system message is the developer's. Nothing a client wrote becomes a
@@ -19,7 +21,7 @@ mod schema;
 
 use super::clock::strftime;
 use super::{TemplateError, normalise};
-use crate::request::Chat;
+use crate::request::{Chat, Origin};
 use crate::tokens::{MAX_TEXT_BYTES, Pieces};
 use hashbrown::HashMap;
 use serde_json::{Map, Value};
@@ -93,7 +95,7 @@ impl Harmony {
         let called = called(rest)?;
         let mut messages = Vec::with_capacity(rest.len());
         for message in rest {
-            self.add(message, &called, &mut messages)?;
+            self.add(message, &called, chat.origin, &mut messages)?;
         }
         let is_final = |message: &Message<'_>| matches!(message.author, Author::Assistant("final"));
         let last_final = messages.iter().rposition(is_final).unwrap_or_default();
@@ -116,18 +118,25 @@ impl Harmony {
         self,
         message: &'a Map<String, Value>,
         called: &Called<'a>,
+        origin: Origin,
         to: &mut Vec<Message<'a>>,
     ) -> Result<(), TemplateError> {
         match role(message) {
-            "assistant" => self.assistant(message, to)?,
+            "assistant" => self.assistant(message, origin, to)?,
             "tool" => {
                 let id = message.get("tool_call_id").and_then(Value::as_str).unwrap_or_default();
-                let name = called.get(id).copied().unwrap_or_default();
+                let name = match called.get(id) {
+                    None if origin == Origin::Responses => {
+                        return Err(TemplateError::Refused("call_id"));
+                    }
+                    name => name.copied().unwrap_or_default(),
+                };
                 let content = Content::Joined(joined(message)?.unwrap_or_default());
                 to.push(Message { author: Author::Function(name), content });
             }
             "system" | "developer" => {
-                let text = joined(message)?;
+                let is_message = |text: &String| origin != Origin::Responses || !text.is_empty();
+                let text = joined(message)?.filter(is_message);
                 to.extend(text.map(|text| Message {
                     author: Author::Developer,
                     content: Content::Joined(format!("# Instructions\n\n{text}")),
@@ -141,6 +150,7 @@ impl Harmony {
     fn assistant<'a>(
         self,
         message: &'a Map<String, Value>,
+        origin: Origin,
         to: &mut Vec<Message<'a>>,
     ) -> Result<(), TemplateError> {
         let given = |name| message.get(name).filter(|value: &&Value| !value.is_null());
@@ -154,19 +164,19 @@ impl Harmony {
             Some(_) => return Err(TemplateError::Refused("reasoning")),
         };
         let calls = calls(message)?;
-        if calls.is_empty() {
+        if calls.is_empty() || origin == Origin::Responses {
             to.extend(reasoning);
             let content = content(message)?;
             if self.has(content.first_text()) {
                 to.push(Message { author: Author::Assistant("final"), content });
             }
-            return Ok(());
+        } else {
+            if let Some(text) = joined(message)?.filter(|text| !text.is_empty()) {
+                let content = Content::Joined(text);
+                to.push(Message { author: Author::Assistant("commentary"), content });
+            }
+            to.extend(reasoning);
         }
-        if let Some(text) = joined(message)?.filter(|text| !text.is_empty()) {
-            let content = Content::Joined(text);
-            to.push(Message { author: Author::Assistant("commentary"), content });
-        }
-        to.extend(reasoning);
         for call in calls {
             let (name, arguments) = function(call)?.unwrap_or_default();
             to.push(Message { author: Author::Caller(name), content: Content::Text(arguments) });
@@ -177,6 +187,8 @@ impl Harmony {
 
 fn system(chat: &Chat, has_tools: bool, now: u64) -> Result<String, TemplateError> {
     let effort = match chat.reasoning_effort.as_deref() {
+        // The lowest that there is: Harmony has no way not to think.
+        _ if chat.origin == (Origin::Messages { thinking_is_disabled: true }) => "low",
         None => "medium",
         Some(effort @ ("low" | "medium" | "high")) => effort,
         Some(_) => return Err(TemplateError::Refused("reasoning_effort")),

@@ -9,13 +9,18 @@ use crate::request::{Api, Input, parse};
 const MADE_AT: u64 = 1_768_480_200;
 
 const VLLM: &str = include_str!("../../../tests/data/vllm/harmony.jsonl");
+const RESPONSES: &str = include_str!("../../../tests/data/vllm/harmony_responses.jsonl");
 const OPENAI: &str = include_str!("../../../tests/data/golden/gpt-oss.harmony.json");
 
 /// A request that the engine refuses for what it does with the ids afterwards.
 const REFUSED_LATER: &str = "special_in_name";
 
 fn render(body: &Value, harmony: Harmony) -> Result<Pieces, String> {
-    let prompt = parse(Api::Chat, body.to_string().as_bytes()).map_err(|e| e.to_string())?;
+    render_from(Api::Chat, body, harmony)
+}
+
+fn render_from(api: Api, body: &Value, harmony: Harmony) -> Result<Pieces, String> {
+    let prompt = parse(api, body.to_string().as_bytes()).map_err(|e| e.to_string())?;
     let Input::Chat(chat) = prompt.input else { panic!("a chat") };
     harmony.render(&chat, MADE_AT).map_err(|error| error.to_string())
 }
@@ -93,4 +98,23 @@ fn what_a_client_wrote_is_no_token() {
     expected.push_token(START);
     expected.push_text("assistant");
     assert_eq!(render(&body, Harmony::Vllm), Ok(expected));
+}
+
+#[test]
+fn responses_become_what_vllm_makes_of_them() {
+    let cases: Vec<Value> =
+        RESPONSES.lines().map(|line| serde_json::from_str(line).unwrap()).collect();
+    for case in &cases {
+        let rendered = render_from(Api::Responses, &case["request"], Harmony::Vllm);
+        check(&case["name"], &rendered, case["text"].as_str());
+    }
+    assert_eq!(cases.len(), 16);
+}
+
+#[test]
+fn messages_without_thinking_have_the_lowest_effort() {
+    let body = serde_json::json!({"model": "m", "max_tokens": 9, "thinking": {"type": "disabled"},
+        "messages": [{"role": "user", "content": "x"}]});
+    let rendered = render_from(Api::Messages, &body, Harmony::Vllm).unwrap();
+    assert!(rendered.text().contains("Reasoning: low"), "{}", rendered.text());
 }
