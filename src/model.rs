@@ -180,6 +180,8 @@ impl Reading {
                     return Err(PromptError::Partial);
                 }
                 Stage::Rendering(Rendering::Pieces(pieces)) => {
+                    // Engines that make ids themselves add nothing to them and cut nothing off.
+                    self.truncation = None;
                     let encoding = model.tokenizer.begin_pieces(pieces);
                     Stage::Encoding(Box::new(encoding.map_err(PromptError::Tokenizer)?))
                 }

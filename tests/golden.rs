@@ -19,7 +19,7 @@ use std::path::{Path, PathBuf};
 use std::sync::OnceLock;
 use std::sync::atomic::{AtomicUsize, Ordering};
 use warmpath::request::{Api, Input, RequestError, parse};
-use warmpath::template::{ChatTemplate, TemplateError};
+use warmpath::template::{ChatTemplate, Harmony, TemplateError};
 use warmpath::tokens::Tokenizer;
 use warmpath::tokens::prepared::LoadError;
 
@@ -378,4 +378,42 @@ fn llama31_bodies_give_the_engines_ids() {
     check_engine_chats("vllm/golden_chat_llama3.jsonl", reference, &template, 23);
     check_engine_bodies("vllm/bodies_llama3.jsonl", reference, &template);
     check_engine_completions("vllm/golden_completions_llama3.jsonl", reference, 6);
+}
+
+/// The ids of a conversation, or what it fails with.
+fn harmony_ids(harmony: Harmony, body: &Value, reference: &Reference) -> Result<Vec<u32>, String> {
+    let prompt = parse(Api::Chat, body.to_string().as_bytes()).map_err(|e| e.to_string())?;
+    let Input::Chat(chat) = prompt.input else { panic!("a chat") };
+    let pieces = harmony.render(&chat, MADE_AT).map_err(|error| error.to_string())?;
+    let tokenizer = reference.tokenizer.as_ref().expect("tokenizer.json");
+    let mut encoding = tokenizer.begin_pieces(pieces).expect("an encoding");
+    loop {
+        if let Some(ids) = encoding.go_on(tokenizer, &mut || true).expect("encode") {
+            return Ok(ids);
+        }
+    }
+}
+
+/// Texts are compared in `src/template/harmony/tests.rs`, without a tokenizer.
+#[test]
+fn gpt_oss_bodies_give_the_engines_ids() {
+    let Some(reference) = model("gpt-oss", "gpt_oss_bodies_give_the_engines_ids") else { return };
+    let mut checked = 0;
+    for case in json_lines("vllm/harmony.jsonl").iter().filter(|case| case["ids"].is_array()) {
+        let ours = harmony_ids(Harmony::Vllm, &case["request"], reference);
+        assert_eq!(ours, Ok(ids(&case["ids"])), "{}", case["name"]);
+        checked += 1;
+    }
+    let golden = text_of(&data("golden/gpt-oss.harmony.json"));
+    let golden: Value = serde_json::from_str(&golden).expect("golden/gpt-oss.harmony.json");
+    for case in golden["cases"].as_array().expect("cases") {
+        let mut body = serde_json::json!({"messages": case["messages"]});
+        if case["tools"].is_array() {
+            body["tools"] = case["tools"].clone();
+        }
+        let ours = harmony_ids(Harmony::Library, &body, reference);
+        assert_eq!(ours, Ok(ids(&case["ids"])), "{}", case["name"]);
+        checked += 1;
+    }
+    assert_eq!(checked, 132 + 25);
 }

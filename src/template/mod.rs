@@ -9,6 +9,7 @@ mod bounds;
 mod builtins;
 mod clock;
 mod content;
+mod deepseek;
 mod engines;
 mod filters;
 mod final_message;
@@ -31,6 +32,7 @@ use std::collections::BTreeMap;
 use std::{fmt, io};
 
 pub use content::ContentFormat;
+pub use deepseek::DeepSeekV4;
 pub use harmony::Harmony;
 pub use renderer::{Renderer, RendererName};
 

@@ -56,6 +56,12 @@ pub(super) fn variables(
     Ok(variables)
 }
 
+/// The tools that the engine would render, as it writes them, or null.
+pub(super) fn tools(chat: &Chat) -> Result<Value, TemplateError> {
+    let table = Table::of(chat.rules.engine);
+    Normaliser { chat, table, format: ContentFormat::Text }.tools()
+}
+
 /// One chat, and how its engine reads it.
 struct Normaliser<'a> {
     chat: &'a Chat,
