@@ -37,6 +37,8 @@ pub enum Reason {
     TokenizerError,
     /// By load: the prompt's turn did not come within `max_prompt_ms`, or it took longer to read.
     PromptTimeout,
+    /// By load: reading the prompt would have taken more processor time than `max_prompt_cpu_ms`, or did.
+    PromptCpu,
     /// By load: the body is longer than `max_body_bytes`, or, in chunks, than what of it may be held.
     BodyTooLarge,
     /// By load: the body is compressed.
@@ -63,7 +65,7 @@ pub enum Reason {
 
 impl Reason {
     /// All reasons, in the order of their declaration.
-    pub const ALL: [Self; 25] = [
+    pub const ALL: [Self; 26] = [
         Self::Prefix,
         Self::Cold,
         Self::PrefixBusy,
@@ -78,6 +80,7 @@ impl Reason {
         Self::TemplateError,
         Self::TokenizerError,
         Self::PromptTimeout,
+        Self::PromptCpu,
         Self::BodyTooLarge,
         Self::ContentEncoding,
         Self::NoBody,
@@ -108,6 +111,7 @@ impl Reason {
             Self::TemplateError => "template_error",
             Self::TokenizerError => "tokenizer_error",
             Self::PromptTimeout => "prompt_timeout",
+            Self::PromptCpu => "prompt_cpu",
             Self::BodyTooLarge => "body_too_large",
             Self::ContentEncoding => "content_encoding",
             Self::NoBody => "no_body",

@@ -300,27 +300,26 @@ impl PromptFacts {
     /// What must be remembered of a prompt, which is counted by the way.
     fn counted(shared: &Shared<'_>, known: Known, decision: &Decision) -> Self {
         let model_name =
-            shared.config.model_names(known.index).first().cloned().unwrap_or_default();
+            shared.config.model_names(known.identity.index()).first().cloned().unwrap_or_default();
         let cached = decision.chosen().map_or(0, |chosen| chosen.overlap_tokens);
-        meters::add(&metrics::PROMPT_TOKENS, &[&model_name], known.ids.known.len() as u64);
+        meters::add(&metrics::PROMPT_TOKENS, &[&model_name], known.chained.tokens as u64);
         meters::add(&metrics::PREDICTED_CACHED_TOKENS, &[&model_name], cached.into());
-        if let Some(unread) = known.ids.unread {
+        if let Some(unread) = known.chained.unread {
             meters::add(&metrics::PARTIAL_PROMPTS, &[unread.cause.as_str()], 1);
         }
         let Prompt { usage_is_comparable, is_continued, .. } = known.prompt;
-        let usage_is_comparable = usage_is_comparable && known.ids.unread.is_none();
+        let usage_is_comparable = usage_is_comparable && known.chained.unread.is_none();
         Self { model: known.model, model_name, usage_is_comparable, is_continued }
     }
 }
 
 fn decide(shared: &Shared<'_>, held: &Held<'_>, now: Moment) -> Decision {
     let known = &held.known;
-    let model_names =
-        known.as_ref().map_or(&[][..], |known| shared.config.model_names(known.index));
+    let model_names = known.as_ref().map_or(&[][..], |known| known.identity.names());
     let prompt = match known {
         Ok(known) => {
-            let prompt_tokens = known.ids.token_count();
-            PromptKnowledge::Hashed { prompt_tokens, chains: known.chains.as_slice() }
+            let prompt_tokens = known.chained.token_count();
+            PromptKnowledge::Hashed { prompt_tokens, chains: known.chained.chains.as_slice() }
         }
         Err(reason) => {
             let estimate = held.body_bytes / BYTES_PER_TOKEN;

@@ -10,8 +10,10 @@ mod builtins;
 mod clock;
 mod content;
 mod engines;
+mod filters;
 mod final_message;
 mod harmony;
+mod methods;
 mod normalise;
 mod python;
 mod renderer;
@@ -133,7 +135,7 @@ impl ChatTemplate {
         env.set_fuel(Some(FUEL));
         env.set_recursion_limit(MAX_RECURSION);
         builtins::add_to(&mut env);
-        env.add_template_owned(NAME, without_generation_tags(source))
+        env.add_template_owned(NAME, as_the_library_reads_it(source))
             .map_err(|error| TemplateError::Syntax(error.to_string()))?;
         Ok(Self {
             env,
@@ -252,8 +254,11 @@ pub struct Values {
     last: Option<String>,
 }
 
-/// `{% generation %}` only marks the assistant's tokens for training; the block renders as it stands.
-fn without_generation_tags(source: &str) -> String {
+/// The source, with what the Jinja library reads otherwise or not at all written as it reads it.
+///
+/// `{% generation %}` only marks the assistant's tokens for training; the block renders as it stands, with names of its
+/// own. `{% raw %}` keeps the newline behind it, unlike other tags.
+fn as_the_library_reads_it(source: &str) -> String {
     let mut out = String::with_capacity(source.len());
     let mut rest = source;
     while let Some((before, from_tag)) = rest.split_once("{%") {
@@ -262,8 +267,14 @@ fn without_generation_tags(source: &str) -> String {
         rest = from_tag;
         let Some((tag, after)) = rest.split_once("%}") else { break };
         let replaced = match tag.trim_matches(['-', '+']).trim() {
-            "generation" => Some("if true"),
-            "endgeneration" => Some("endif"),
+            "generation" => Some("with"),
+            "endgeneration" => Some("endwith"),
+            "raw" if !tag.ends_with('-') && after.starts_with('\n') => {
+                out.push_str(tag);
+                out.push_str("%}\n");
+                rest = after;
+                continue;
+            }
             _ => None,
         };
         if let Some(replaced) = replaced {
@@ -353,6 +364,13 @@ mod tests {
         check("a{% generation %}b{% endgeneration %}c", "{}", "abc");
         check("a {%- generation -%} b {%- endgeneration -%} c", "{}", "abc");
         check("{{ '{% generation' }}", "{}", "{% generation");
+        check("{% generation %}{% set x = 1 %}{{ x }}{% endgeneration %}{{ x }}", "{}", "1");
+    }
+
+    #[test]
+    fn raw_blocks_keep_the_newline_they_begin_with() {
+        check("{% raw %}\na{{ b }}\n{% endraw %}\nc", "{}", "\na{{ b }}\nc");
+        check("{% raw -%}\na{% endraw %}", "{}", "a");
     }
 
     #[test]

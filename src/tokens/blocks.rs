@@ -42,6 +42,18 @@ impl ChainSeed {
         }
         Self(hasher.digest())
     }
+
+    /// Sets it apart by something more, such as an adapter or a tenant: what kind of thing it is, and which.
+    #[must_use]
+    pub fn apart(self, kind: &str, parts: &[&[u8]]) -> Self {
+        let mut hasher = Xxh3::new();
+        hasher.update(&self.0.to_le_bytes());
+        for part in std::iter::once(kind.as_bytes()).chain(parts.iter().copied()) {
+            hasher.update(&(part.len() as u64).to_le_bytes());
+            hasher.update(part);
+        }
+        Self(hasher.digest())
+    }
 }
 
 /// A prompt's full blocks, and the tokens after the last of them.
@@ -92,9 +104,14 @@ impl Chain {
 
     fn push(&mut self, tokens: &[u32], bytes: &mut Vec<u8>) {
         let parent = self.hashes.last().map_or(self.seed.0, |hash| hash.0);
-        bytes.clear();
-        bytes.extend_from_slice(&parent.to_le_bytes());
-        bytes.extend(tokens.iter().flat_map(|token| token.to_le_bytes()));
+        // Not one byte after the other: of a long prompt that took as long as hashing them three times.
+        bytes.resize(8 + 4 * tokens.len(), 0);
+        if let Some((first, rest)) = bytes.split_first_chunk_mut() {
+            *first = parent.to_le_bytes();
+            for (slot, token) in rest.as_chunks_mut().0.iter_mut().zip(tokens) {
+                *slot = token.to_le_bytes();
+            }
+        }
         self.hashes.push(BlockHash(xxh3_64(bytes)));
     }
 
@@ -124,6 +141,30 @@ impl Chain {
         before_the_last.min(self.hashes.len())
     }
 
+    /// The tokens after the last block.
+    pub fn tail(&self) -> &[u32] {
+        &self.tail
+    }
+
+    /// Goes on where another chain of the same seed and size stood: behind these blocks, then this tail, so many tokens
+    /// in all.
+    pub fn go_on_behind(
+        &mut self,
+        blocks: impl Iterator<Item = BlockHash>,
+        tail: &[u32],
+        tokens: usize,
+    ) {
+        self.hashes.extend(blocks);
+        self.tail.clear();
+        self.tail.extend_from_slice(tail);
+        self.tokens = tokens;
+    }
+
+    /// What all its hashes depend on beside the tokens.
+    pub fn origin(&self) -> (u64, BlockSize) {
+        (self.seed.0, self.block_size)
+    }
+
     /// Whether the prompt goes on behind these tokens, in a way that is not known.
     pub fn is_open(&self) -> bool {
         self.is_open
@@ -137,7 +178,7 @@ impl Chain {
 }
 
 /// A prompt's chains, one for each block size that is asked for, on their way in steps of bounded work.
-#[derive(Debug, Clone)]
+#[derive(Debug, Clone, Default)]
 pub struct Chains {
     chains: Vec<Chain>,
     /// Tokens that are in all of them.
@@ -180,6 +221,11 @@ impl Chains {
     /// The chains.
     pub fn as_slice(&self) -> &[Chain] {
         &self.chains
+    }
+
+    /// The chains, before they are given tokens.
+    pub fn as_mut_slice(&mut self) -> &mut [Chain] {
+        &mut self.chains
     }
 }
 
@@ -241,6 +287,25 @@ mod tests {
     fn parts_of_the_seed_cannot_run_into_each_other() {
         assert_ne!(ChainSeed::new("a", Some("bc")), ChainSeed::new("ab", Some("c")));
         assert_ne!(ChainSeed::new("a", None), ChainSeed::new("a", Some("x")));
+    }
+
+    #[test]
+    fn what_sets_seeds_apart_cannot_be_mistaken_for_anything_else() {
+        let seed = ChainSeed::new("m", None);
+        let seeds = [
+            seed,
+            seed.apart("tenant", &[b"a"]),
+            seed.apart("tenant", &[]),
+            seed.apart("adapter", &[b"a"]),
+            seed.apart("adapter", &[b"a", b"b"]),
+            seed.apart("adapter", &[b"ab"]),
+            seed.apart("adapter", &[b"a"]).apart("tenant", &[b"a"]),
+            ChainSeed::new("m", Some("a")),
+        ];
+        for (at, one) in seeds.iter().enumerate() {
+            assert!(seeds.iter().skip(at + 1).all(|other| one != other), "{at}");
+        }
+        assert_eq!(seed.apart("tenant", &[b"a"]), seed.apart("tenant", &[b"a"]));
     }
 
     #[test]
