@@ -29,6 +29,8 @@ mod traffic;
 mod wire;
 
 #[cfg(test)]
+mod apis;
+#[cfg(test)]
 mod bodies;
 #[cfg(test)]
 mod budget;
