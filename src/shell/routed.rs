@@ -300,7 +300,7 @@ impl PromptFacts {
     /// What must be remembered of a prompt, which is counted by the way.
     fn counted(shared: &Shared<'_>, known: Known, decision: &Decision) -> Self {
         let model_name =
-            shared.config.model_names(known.index).first().cloned().unwrap_or_default();
+            shared.config.model_names(known.identity.index()).first().cloned().unwrap_or_default();
         let cached = decision.chosen().map_or(0, |chosen| chosen.overlap_tokens);
         meters::add(&metrics::PROMPT_TOKENS, &[&model_name], known.chained.tokens as u64);
         meters::add(&metrics::PREDICTED_CACHED_TOKENS, &[&model_name], cached.into());
@@ -315,8 +315,7 @@ impl PromptFacts {
 
 fn decide(shared: &Shared<'_>, held: &Held<'_>, now: Moment) -> Decision {
     let known = &held.known;
-    let model_names =
-        known.as_ref().map_or(&[][..], |known| shared.config.model_names(known.index));
+    let model_names = known.as_ref().map_or(&[][..], |known| known.identity.names());
     let prompt = match known {
         Ok(known) => {
             let prompt_tokens = known.chained.token_count();
