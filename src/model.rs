@@ -68,6 +68,11 @@ impl Model {
         }
     }
 
+    /// Whether it can render chats.
+    pub fn has_template(&self) -> bool {
+        self.template.is_some()
+    }
+
     /// The token ids the engine would compute for this prompt, in one go.
     ///
     /// # Errors

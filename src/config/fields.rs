@@ -171,6 +171,17 @@ impl<'a> Fields<'a> {
         Ok(number.unsigned_abs())
     }
 
+    pub(super) fn switch(&mut self, key: &'static str, default: bool) -> Result<bool, ConfigError> {
+        match self.take(key) {
+            None => Ok(default),
+            Some(Value::Bool(is_on)) => Ok(*is_on),
+            Some(other) => {
+                let problem = format!("expected true or false, found {}", shown(other));
+                Err(error(&self.path_of(key), problem))
+            }
+        }
+    }
+
     pub(super) fn millis(
         &mut self,
         key: &'static str,

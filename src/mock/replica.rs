@@ -8,6 +8,7 @@ use super::engine::{EngineConfig, RequestId};
 use super::exposition::{Identity, MetricNames, Published};
 use super::speech::Speech;
 use crate::model::Model;
+use serde_json::Value;
 use std::collections::VecDeque;
 use std::sync::atomic::{AtomicU64, AtomicUsize, Ordering};
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
@@ -63,6 +64,15 @@ impl Default for ReplicaConfig {
 }
 
 impl Skew {
+    /// By its name.
+    pub(super) fn read(value: &Value) -> Option<Self> {
+        match value.as_str()? {
+            "extra" => Some(Self::Extra),
+            "ids" => Some(Self::Ids),
+            _ => None,
+        }
+    }
+
     /// The prompt as the skewed replica has it.
     pub fn apply(self, mut prompt: Vec<u32>) -> Vec<u32> {
         match self {
@@ -146,6 +156,11 @@ impl Replica {
     /// What the engine showed at its latest step's end.
     pub fn published(&self) -> MutexGuard<'_, Published> {
         self.published.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+
+    /// How its tokens differ from the truth now.
+    pub(super) fn skew(&self) -> Option<Skew> {
+        self.control().skew.or(self.config.skew)
     }
 
     /// A copy of its present faults.

@@ -7,6 +7,7 @@
 use super::root::Shared;
 use super::routed::{Held, Routed};
 use super::{host, meters};
+use crate::drift::Shape;
 use crate::metrics;
 use crate::model::{self, Model};
 use crate::replicas::Moment;
@@ -50,6 +51,7 @@ enum Stage {
     Waiting,
     Prompt {
         prompt: Prompt,
+        shape: Shape,
         model: Rc<Model>,
         index: usize,
         reading: Box<model::Reading>,
@@ -63,6 +65,8 @@ enum Stage {
 pub struct Known {
     /// The prompt, without its input.
     pub prompt: Prompt,
+    /// Of when it had it.
+    pub shape: Shape,
     pub tokens: Vec<u32>,
     pub chains: Chains,
     pub model: Rc<Model>,
@@ -142,12 +146,12 @@ impl Turn {
                     Ok(stage) => stage,
                     Err(reason) => Stage::Read(Err(reason)),
                 },
-                Stage::Prompt { prompt, model, index, mut reading } => {
+                Stage::Prompt { prompt, shape, model, index, mut reading } => {
                     match reading.go_on(&model, more) {
-                        Ok(None) => Stage::Prompt { prompt, model, index, reading },
+                        Ok(None) => Stage::Prompt { prompt, shape, model, index, reading },
                         Ok(Some(tokens)) => {
                             let chains = self.chains(shared, &prompt, index);
-                            let known = Known { prompt, tokens, chains, model, index };
+                            let known = Known { prompt, shape, tokens, chains, model, index };
                             Stage::Hashing(Box::new(known))
                         }
                         Err(error) => Stage::Read(Err(Reason::from(&error))),
@@ -179,8 +183,9 @@ impl Turn {
         let index = named.ok_or(Reason::UnknownModel)?;
         let model = shared.models.model(index)?;
         let local = host::wall_seconds().saturating_add_signed(shared.config.engine_utc_offset_s);
+        let shape = Shape::of(&prompt);
         let reading = Box::new(model::Reading::new(&mut prompt, local));
-        Ok(Stage::Prompt { prompt, model, index, reading })
+        Ok(Stage::Prompt { prompt, shape, model, index, reading })
     }
 
     /// The prompt's chains, which have no tokens yet.
