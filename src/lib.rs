@@ -6,7 +6,7 @@
 //! 1. [`config`] checks the plugin's JSON once.
 //! 2. [`request`] reads a body into a [`request::Prompt`], [`template`] renders it as the engine
 //!    would, [`tokens`] turns the text into ids and the ids into a chain of block hashes, and
-//!    [`model`] puts these together.
+//!    [`model`] puts these together, by the [`rules`] that are configured of an engine.
 //! 3. [`replicas`] says who there is and how they do, [`index`] who holds which blocks, and
 //!    [`charge`] what is in flight.
 //! 4. [`score`] is the cost in seconds, and [`route::decide`] the only path from all of these to a
@@ -29,6 +29,7 @@ pub mod drift;
 pub mod feedback;
 pub mod index;
 pub mod loaded;
+mod media;
 pub mod metrics;
 #[cfg(all(feature = "demo", not(target_family = "wasm")))]
 pub mod mock;
@@ -36,6 +37,7 @@ pub mod model;
 pub mod replicas;
 pub mod request;
 pub mod route;
+pub mod rules;
 pub mod score;
 pub mod share;
 #[cfg(all(target_family = "wasm", not(test), not(feature = "bench")))]

@@ -125,6 +125,12 @@ pub const REQUESTS: Metric = Metric::counter(
     &["reason"],
     "Requests by the reason for their route",
 );
+/// Blind share per API.
+pub const PROMPTS: Metric = Metric::counter(
+    "warmpath_prompts_total",
+    &["api", "prompt"],
+    "Requests by their API, and whether their prompt's tokens were known when they were routed: known, unknown, or none where the API computes no prompt; other is a POST of JSON to a path that is no API here",
+);
 /// Own count of prompt tokens.
 pub const PROMPT_TOKENS: Metric = Metric::counter(
     "warmpath_prompt_tokens_total",
@@ -136,6 +142,12 @@ pub const PREDICTED_CACHED_TOKENS: Metric = Metric::counter(
     "warmpath_predicted_cached_tokens_total",
     &["model"],
     "Of those, tokens predicted to come from the chosen replica's cache",
+);
+/// Prompts that end early for us.
+pub const PARTIAL_PROMPTS: Metric = Metric::counter(
+    "warmpath_partial_prompts_total",
+    &["kind"],
+    "Prompts routed by their head because the ids behind it cannot be known: media",
 );
 /// Answers by what could be read of them.
 pub const RESPONSES: Metric = Metric::counter(
@@ -171,7 +183,7 @@ pub const PROMPT_COUNT: Metric = Metric::counter(
 pub const MODEL_TRUSTED: Metric = Metric::gauge(
     "warmpath_model_trusted",
     &["model", "kind"],
-    "1 while prompts of this kind (chat, tools, text) are matched; 0 while they are not because they seem to differ from the engine's",
+    "1 while prompts of this kind (chat, tools, text, responses, messages, pooling) are matched; 0 while they are not because they seem to differ from the engine's",
 );
 /// Comparisons of ids.
 pub const ORACLE: Metric = Metric::counter(
@@ -376,8 +388,10 @@ pub const HOST_ERRORS: Metric = Metric::counter(
 /// Every metric.
 pub const ALL: &[Metric] = &[
     REQUESTS,
+    PROMPTS,
     PROMPT_TOKENS,
     PREDICTED_CACHED_TOKENS,
+    PARTIAL_PROMPTS,
     RESPONSES,
     FAILED_RESPONSES,
     REPORTED_PROMPT_TOKENS,

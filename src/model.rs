@@ -1,16 +1,18 @@
-//! A model as the filter knows it: its tokenizer and its chat template, together.
+//! A model as the filter knows it: its tokenizer and what renders its chats, together.
 //!
 //! It does not fetch its bytes, does not know its own name, and has no clock: whoever asks says how long it may go on.
 
+use crate::media::{MediaReading, Next};
 use crate::request::{Input, Prompt, Truncation};
-use crate::template::{ChatTemplate, Rendering, TemplateError};
+use crate::template::{Renderer, Rendering, TemplateError};
+use crate::tokens::ids::Ids;
 use crate::tokens::prepared::{LoadError, Loader, Prepared, Progress};
 use crate::tokens::{EncodeError, Encoding, More, Tokenizer};
 
 /// A loaded model.
 pub struct Model {
     tokenizer: Tokenizer,
-    template: Option<ChatTemplate>,
+    renderer: Option<Renderer>,
 }
 
 /// Why a prompt has no token ids.
@@ -22,11 +24,14 @@ pub enum PromptError {
     Tokenizer(EncodeError),
     /// `truncate_prompt_tokens` cuts where the tokenizer's own special tokens stand.
     Truncation,
+    /// Some of its ids cannot be known, where all were asked for.
+    Partial,
 }
 
 /// A prompt on its way to its token ids, in steps of bounded work.
 pub struct Reading {
     stage: Stage,
+    media: Option<Box<MediaReading>>,
     truncation: Option<Truncation>,
     adds_special_tokens: bool,
     /// Seconds since the epoch where the engine is.
@@ -46,13 +51,9 @@ impl Model {
     /// # Errors
     /// When the chat template does not compile.
     pub fn new(prepared: Prepared) -> Result<Self, TemplateError> {
-        let Prepared { tokenizer, chat_template, special_tokens } = prepared;
-        let template = if chat_template.is_empty() {
-            None
-        } else {
-            Some(ChatTemplate::compile(&chat_template, &special_tokens)?)
-        };
-        Ok(Self { tokenizer, template })
+        let Prepared { tokenizer, chat_template, renderer, special_tokens } = prepared;
+        let renderer = Renderer::new(renderer, &chat_template, &special_tokens)?;
+        Ok(Self { tokenizer, renderer })
     }
 
     /// Loads prepared bytes in one go: for native commands and tests.
@@ -70,14 +71,22 @@ impl Model {
 
     /// Whether it can render chats.
     pub fn has_template(&self) -> bool {
-        self.template.is_some()
+        self.renderer.is_some()
     }
 
-    /// The token ids the engine would compute for this prompt, in one go.
+    /// All token ids the engine would compute for this prompt, in one go.
+    ///
+    /// # Errors
+    /// When the template or the tokenizer refuses it, or some ids cannot be known.
+    pub fn token_ids(&self, prompt: &Prompt, now: u64) -> Result<Vec<u32>, PromptError> {
+        self.ids(prompt, now)?.complete().ok_or(PromptError::Partial)
+    }
+
+    /// The token ids the engine would compute for this prompt, as far as they can be known, in one go.
     ///
     /// # Errors
     /// When the template or the tokenizer refuses it.
-    pub fn token_ids(&self, prompt: &Prompt, now: u64) -> Result<Vec<u32>, PromptError> {
+    pub fn ids(&self, prompt: &Prompt, now: u64) -> Result<Ids, PromptError> {
         let mut reading = Reading::new(&mut prompt.clone(), now);
         loop {
             if let Some(ids) = reading.go_on(self, &mut || true)? {
@@ -105,15 +114,17 @@ impl Reading {
     /// Begins to read a prompt, and takes its input from it: that is megabytes.
     pub fn new(prompt: &mut Prompt, now: u64) -> Self {
         let input = std::mem::replace(&mut prompt.input, Input::Tokens(Vec::new()));
+        let mut media = None;
         let (stage, adds_special_tokens) = match input {
             Input::Chat(chat) => {
                 let adds = chat.add_special_tokens;
+                media = MediaReading::new(&chat).map(Box::new);
                 (Stage::Rendering(Rendering::Chat(chat)), adds)
             }
             Input::Text { text, add_special_tokens } => (Stage::Text(text), add_special_tokens),
             Input::Tokens(ids) => (Stage::Tokens(ids), false),
         };
-        Self { stage, truncation: prompt.truncation, adds_special_tokens, now }
+        Self { stage, media, truncation: prompt.truncation, adds_special_tokens, now }
     }
 
     /// Goes on while there is `more` time, and for one step at least. The ids come with the last. It must be given the
@@ -121,18 +132,28 @@ impl Reading {
     ///
     /// # Errors
     /// When the template or the tokenizer refuses the prompt.
-    pub fn go_on(
-        &mut self,
-        model: &Model,
-        more: More<'_>,
-    ) -> Result<Option<Vec<u32>>, PromptError> {
+    pub fn go_on(&mut self, model: &Model, more: More<'_>) -> Result<Option<Ids>, PromptError> {
         loop {
             self.stage = match std::mem::replace(&mut self.stage, Stage::Tokens(Vec::new())) {
-                Stage::Rendering(Rendering::Text(text)) => Stage::Text(text),
+                Stage::Rendering(Rendering::Pieces(_)) if self.media.is_some() => {
+                    // What renders in pieces renders texts only.
+                    return Err(PromptError::Template(TemplateError::Refused("content")));
+                }
+                Stage::Rendering(Rendering::Pieces(pieces)) => {
+                    let encoding = model.tokenizer.begin_pieces(pieces);
+                    Stage::Encoding(Box::new(encoding.map_err(PromptError::Tokenizer)?))
+                }
+                Stage::Rendering(Rendering::Text(text)) => match &mut self.media {
+                    None => Stage::Text(text),
+                    Some(media) => match media.rendered(text) {
+                        Next::Render(chat) => Stage::Rendering(Rendering::Chat(chat)),
+                        Next::Encode(text) => Stage::Text(text),
+                    },
+                },
                 Stage::Rendering(rendering) => {
                     let absent = PromptError::Template(TemplateError::Absent);
-                    let template = model.template.as_ref().ok_or(absent)?;
-                    let step = template.step(rendering, self.now);
+                    let renderer = model.renderer.as_ref().ok_or(absent)?;
+                    let step = renderer.step(rendering, self.now);
                     Stage::Rendering(step.map_err(PromptError::Template)?)
                 }
                 Stage::Text(text) => {
@@ -148,12 +169,23 @@ impl Reading {
                         }
                     }
                 }
-                Stage::Tokens(ids) => return self.truncated(model, ids).map(Some),
+                Stage::Tokens(ids) => return self.finish(model, ids).map(Some),
             };
             if !more() {
                 return Ok(None);
             }
         }
+    }
+
+    fn finish(&mut self, model: &Model, ids: Vec<u32>) -> Result<Ids, PromptError> {
+        let Some(media) = self.media.take() else {
+            return self.truncated(model, ids).map(Ids::from);
+        };
+        // The engine cuts before it puts in an item's tokens, and puts its own last token behind all of them.
+        if self.truncation.is_some() || self.adds_special_tokens {
+            return Err(PromptError::Truncation);
+        }
+        media.ids(&model.tokenizer, ids).map_err(PromptError::Tokenizer)
     }
 
     fn truncated(&self, model: &Model, ids: Vec<u32>) -> Result<Vec<u32>, PromptError> {

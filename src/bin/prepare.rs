@@ -9,6 +9,7 @@ use std::path::{Path, PathBuf};
 use std::process::ExitCode;
 use tokenizers::pipeline::{EncodeOptions, PipelineToken};
 use warmpath::model::Model;
+use warmpath::template::RendererName;
 use warmpath::tokens::Tokenizer;
 use warmpath::tokens::prepared::{self, Prepared};
 use xxhash_rust::xxh3::xxh3_64;
@@ -25,6 +26,10 @@ struct Arguments {
     /// Chat template to use instead of the folder's.
     #[arg(long, value_name = "FILE")]
     chat_template: Option<PathBuf>,
+    /// What renders chats: jinja or harmony. By default what engines take for the model_type of the folder's config.json,
+    /// or, without that file, for its special tokens.
+    #[arg(long, value_name = "NAME")]
+    renderer: Option<RendererName>,
 }
 
 fn main() -> ExitCode {
@@ -48,7 +53,11 @@ fn run(arguments: &Arguments) -> Result<String, String> {
         None => read_if_present(&arguments.model.join("chat_template.jinja"))?,
     };
     let config = config.unwrap_or_else(|| "{}".to_owned());
-    let bytes = prepared::prepare(&tokenizer, &config, template.as_deref())
+    let renderer = match arguments.renderer {
+        None => renderer_of_config(&arguments.model.join("config.json"))?,
+        named => named,
+    };
+    let bytes = prepared::prepare_for(renderer, &tokenizer, &config, template.as_deref())
         .map_err(|error| at(&arguments.model, &error))?;
     let size = bytes.len();
     let checksum = xxh3_64(&bytes);
@@ -70,6 +79,7 @@ fn summary(
 ) -> String {
     let counts = loaded.tokenizer.counts();
     let template = match loaded.chat_template.len() {
+        0 if loaded.renderer != RendererName::Jinja => "none".to_owned(),
         0 => "none (chats will go by load; see --chat-template)".to_owned(),
         length => format!("{length} bytes"),
     };
@@ -77,13 +87,14 @@ fn summary(
         loaded.special_tokens.iter().map(|(name, token)| format!("{name} {token}")).collect();
     format!(
         "{}: {size} bytes (tokenizer.json {}), {} tokens, {} merges, {} added tokens\n\
-         chat template: {template}; special tokens: {}\n\
+         renderer: {}; chat template: {template}; special tokens: {}\n\
          {compared} encodings equal the tokenizers crate's; xxh3 {checksum:016x}",
         arguments.output.display(),
         tokenizer_json.len(),
         counts.tokens,
         counts.merges,
         counts.added_tokens,
+        loaded.renderer,
         if special.is_empty() { "none".to_owned() } else { special.join(", ") },
     )
 }
@@ -155,6 +166,15 @@ fn tokenizer_json(model: &Path) -> Result<String, String> {
         .read_to_string(&mut text)
         .map_err(|error| at(&packed, &error))?;
     Ok(text)
+}
+
+/// What engines take for the model that a `config.json` describes, if there is one.
+fn renderer_of_config(path: &Path) -> Result<Option<RendererName>, String> {
+    let Some(text) = read_if_present(path)? else { return Ok(None) };
+    let config: serde_json::Value =
+        serde_json::from_str(&text).map_err(|error| at(path, &error))?;
+    let model_type = config.get("model_type").and_then(|name| name.as_str());
+    Ok(model_type.map(RendererName::of_model_type))
 }
 
 fn read_if_present(path: &Path) -> Result<Option<String>, String> {

@@ -17,7 +17,7 @@ mod shape;
 pub use shape::Shape;
 
 use crate::replicas::Moment;
-use crate::request::Input;
+use crate::request::{Api, Input};
 use std::time::Duration;
 
 /// When a kind of prompt stops and starts being trusted.
@@ -91,20 +91,45 @@ pub enum Kind {
     Tools,
     /// Text: the tokenizer alone.
     Text,
+    /// `/v1/responses`, which makes messages of its items in a way of its own.
+    Responses,
+    /// `/v1/messages`, likewise.
+    Messages,
+    /// What computes no answer (embeddings, scores): text in templates of its own.
+    Pooling,
 }
 
 impl Kind {
     /// All kinds.
-    pub const ALL: [Self; 3] = [Self::Chat, Self::Tools, Self::Text];
+    pub const ALL: [Self; 6] =
+        [Self::Chat, Self::Tools, Self::Text, Self::Responses, Self::Messages, Self::Pooling];
 
     /// The kind of a prompt. `None` for token ids, which nothing here can get wrong.
-    pub fn of(input: &Input) -> Option<Self> {
-        match input {
-            Input::Chat(chat) if chat.tools.is_some() => Some(Self::Tools),
-            Input::Chat(_) => Some(Self::Chat),
-            Input::Text { .. } => Some(Self::Text),
-            Input::Tokens(_) => None,
-        }
+    pub fn of(api: Api, input: &Input) -> Option<Self> {
+        let is_ids = matches!(input, Input::Tokens(_));
+        let kind = match api {
+            Api::Responses => Self::Responses,
+            Api::Messages => Self::Messages,
+            Api::Chat | Api::ChatBatch | Api::Completions | Api::Generate | Api::Tokenize => {
+                match input {
+                    Input::Chat(chat) if chat.tools.is_some() => Self::Tools,
+                    Input::Chat(_) => Self::Chat,
+                    Input::Text { .. } | Input::Tokens(_) => Self::Text,
+                }
+            }
+            Api::Embeddings
+            | Api::Embed
+            | Api::Pooling
+            | Api::Classify
+            | Api::Score
+            | Api::Rerank => Self::Pooling,
+        };
+        (!is_ids).then_some(kind)
+    }
+
+    /// Whether a body of this kind is one that `/tokenize` takes, too.
+    pub fn is_tokenized(self) -> bool {
+        matches!(self, Self::Chat | Self::Tools | Self::Text)
     }
 
     /// The value of the metrics' `kind` label.
@@ -113,6 +138,9 @@ impl Kind {
             Self::Chat => "chat",
             Self::Tools => "tools",
             Self::Text => "text",
+            Self::Responses => "responses",
+            Self::Messages => "messages",
+            Self::Pooling => "pooling",
         }
     }
 }
@@ -326,7 +354,7 @@ impl Verdict {
 }
 
 /// Verdicts that are kept: the models of several configurations. More, and those that were silent for longest go.
-pub const MAX_VERDICTS: usize = 96;
+pub const MAX_VERDICTS: usize = 128;
 
 /// Every verdict. What is not there is trusted.
 #[derive(Debug, Clone, PartialEq, Eq, Default)]

@@ -3,7 +3,7 @@
 //! Numbers, roles and names of fields; no text of a client's, not even a role that is not one of the known.
 
 use super::Kind;
-use crate::request::{Chat, Input, Prompt};
+use crate::request::{Api, Chat, Input, Prompt};
 use serde_json::{Map, Value};
 use std::fmt;
 
@@ -23,8 +23,9 @@ pub struct Shape {
 }
 
 /// What is told of a prompt's fields when they are there.
-const FIELDS: [&str; 12] = [
+const FIELDS: [&str; 13] = [
     "parts",
+    "media",
     "tool_calls",
     "reasoning",
     "documents",
@@ -39,13 +40,14 @@ const FIELDS: [&str; 12] = [
 ];
 
 /// Of [`FIELDS`], those that `/tokenize` does not know, or treats in another way than the API itself.
-const UNKNOWN_TO_TOKENIZE: [&str; 4] = ["reasoning", "documents", "reasoning_effort", "truncation"];
+const UNKNOWN_TO_TOKENIZE: [&str; 5] =
+    ["media", "reasoning", "documents", "reasoning_effort", "truncation"];
 
 impl Shape {
     /// The shape of a prompt that still has its input.
-    pub fn of(prompt: &Prompt) -> Self {
+    pub fn of(api: Api, prompt: &Prompt) -> Self {
         let mut shape = Self {
-            kind: Kind::of(&prompt.input),
+            kind: Kind::of(api, &prompt.input),
             messages: 0,
             roles: [b' '; MAX_ROLES],
             tools: 0,
@@ -66,7 +68,8 @@ impl Shape {
     /// Whether a replica's `/tokenize` makes the same of its body as the API itself.
     pub fn is_known_to_tokenize(&self) -> bool {
         let marked = || FIELDS.iter().zip(self.fields).filter(|(_, is_there)| *is_there);
-        self.kind.is_some() && !marked().any(|(field, _)| UNKNOWN_TO_TOKENIZE.contains(field))
+        self.kind.is_some_and(Kind::is_tokenized)
+            && !marked().any(|(field, _)| UNKNOWN_TO_TOKENIZE.contains(field))
     }
 
     fn mark(&mut self, field: &str, is_there: bool) {
@@ -84,6 +87,7 @@ impl Shape {
         }
         let any = |test: fn(&Map<String, Value>) -> bool| chat.messages.iter().any(test);
         self.mark("parts", any(|message| message.get("content").is_some_and(Value::is_array)));
+        self.mark("media", !chat.media.is_empty());
         self.mark("tool_calls", any(|message| message.contains_key("tool_calls")));
         let reasons = |message: &Map<String, Value>| {
             message.contains_key("reasoning") || message.contains_key("reasoning_content")
@@ -129,11 +133,11 @@ impl fmt::Display for Shape {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::request::{Api, parse};
+    use crate::request::parse;
 
     #[track_caller]
     fn check(api: Api, body: &str, expected: &str, known: bool) {
-        let shape = Shape::of(&parse(api, body.as_bytes()).expect(body));
+        let shape = Shape::of(api, &parse(api, body.as_bytes()).expect(body));
         assert_eq!(shape.to_string(), expected);
         assert_eq!(shape.is_known_to_tokenize(), known, "{expected}");
     }

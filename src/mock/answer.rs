@@ -240,7 +240,7 @@ impl Stream {
         let (reason, stop) = match (event.last, wish.api) {
             (true, _) => ("\"length\"", ",\"stop_reason\":null"),
             (false, Api::Chat) => ("null", ""),
-            (false, Api::Completions) => ("null", ",\"stop_reason\":null"),
+            (false, _) => ("null", ",\"stop_reason\":null"),
         };
         let ids =
             if wish.return_token_ids { format!("[{}]", event.token) } else { "null".to_owned() };
@@ -251,7 +251,7 @@ impl Stream {
                 ",\"delta\":{{\"content\":{text}}},\"logprobs\":null,\"finish_reason\":{reason}{stop},\
                  \"token_ids\":{ids}}}]"
             ),
-            Api::Completions => {
+            _ => {
                 let choice = self.ticket.choices.get(event.choice);
                 let is_first = choice.is_some_and(|choice| choice.tokens.len() == 1);
                 let prompt = (wish.return_token_ids && is_first)

@@ -4,9 +4,12 @@
 //! rendering is [`crate::template`]'s part.
 
 use super::json::{Budget, Counted, Fields, read, skip};
+use super::media::{self, Media};
 use super::{Chat, Input, Prompt, RequestError, Shared};
+use crate::rules::Rules;
 use serde::de::MapAccess;
 use serde_json::{Map, Value};
+use std::sync::Arc;
 
 const FIELDS: [&str; 13] = [
     "add_generation_prompt",
@@ -45,8 +48,10 @@ pub(super) fn parse(body: &[u8]) -> Result<Prompt, RequestError> {
     let mut fields = Shared::default();
     read(body, &mut fields)?;
     refuse_what_cannot_be_known(&fields)?;
+    let (messages, media) = messages(&mut fields)?;
     let chat = Chat {
-        messages: messages(&mut fields)?,
+        messages,
+        media,
         tools: tools(&mut fields)?,
         documents: documents(&mut fields)?,
         reasoning_effort: fields.text("reasoning_effort")?,
@@ -54,6 +59,7 @@ pub(super) fn parse(body: &[u8]) -> Result<Prompt, RequestError> {
         add_generation_prompt: fields.switch("add_generation_prompt", true)?,
         continue_final_message: fields.switch("continue_final_message", false)?,
         add_special_tokens: fields.switch("add_special_tokens", false)?,
+        rules: Arc::new(Rules::default()),
     };
     if chat.continue_final_message && chat.add_generation_prompt {
         return Err(RequestError::Field("continue_final_message"));
@@ -93,42 +99,26 @@ fn take_list(fields: &mut Shared, name: &'static str) -> Result<Option<Vec<Value
     }
 }
 
-fn messages(fields: &mut Shared) -> Result<Vec<Map<String, Value>>, RequestError> {
+type Messages = Vec<Map<String, Value>>;
+
+/// The messages, and the media that were in them.
+fn messages(fields: &mut Shared) -> Result<(Messages, Vec<Media>), RequestError> {
     let messages = match take_list(fields, "messages") {
         Ok(Some(messages)) if !messages.is_empty() => messages,
         _ => return Err(RequestError::NoPrompt),
     };
-    let message = |message| match message {
-        Value::Object(message) if has_media(&message) => Err(RequestError::Media),
-        Value::Object(message) if message.get("role").is_some_and(Value::is_string) => Ok(message),
-        _ => Err(RequestError::Field("messages")),
-    };
-    messages.into_iter().map(message).collect()
-}
-
-/// Keys that make a content part one of media, whatever its `type`.
-const MEDIA: [&str; 12] = [
-    "audio_embeds",
-    "audio_url",
-    "file",
-    "image_embeds",
-    "image_pil",
-    "image_url",
-    "input_audio",
-    "input_image",
-    "input_file",
-    "prompt_embeds",
-    "video_embeds",
-    "video_url",
-];
-
-fn has_media(message: &Map<String, Value>) -> bool {
-    let parts = message.get("content").and_then(Value::as_array).into_iter().flatten();
-    let mut parts = parts.filter_map(Value::as_object);
-    parts.any(|part| {
-        let kind = part.get("type").and_then(Value::as_str).unwrap_or_default();
-        MEDIA.iter().any(|media| kind == *media || part.contains_key(*media))
-    })
+    let (mut read, mut media) = (Vec::with_capacity(messages.len()), Vec::new());
+    for message in messages {
+        let Value::Object(mut message) = message else {
+            return Err(RequestError::Field("messages"));
+        };
+        media::take_from(&mut message, &mut media)?;
+        if !message.get("role").is_some_and(Value::is_string) {
+            return Err(RequestError::Field("messages"));
+        }
+        read.push(message);
+    }
+    Ok((read, media))
 }
 
 fn tools(fields: &mut Shared) -> Result<Option<Vec<Map<String, Value>>>, RequestError> {
@@ -229,12 +219,12 @@ mod tests {
     }
 
     #[test]
-    fn media_have_an_error_of_their_own() {
+    fn media_are_read_and_files_have_an_error_of_their_own() {
         let part = |part: &str| format!(r#"[{{"role": "user", "content": [{part}]}}]"#);
-        let image = r#"{"type": "image_url", "image_url": {"url": "data:,"}}"#;
-        check_messages(&part(image), Err(RequestError::Media));
-        check_messages(&part(r#"{"image_url": "data:,"}"#), Err(RequestError::Media));
-        check_messages(&part(r#"{"type": "input_audio"}"#), Err(RequestError::Media));
+        check_messages(&part(r#"{"type": "image_url", "image_url": {"url": "data:,"}}"#), Ok(()));
+        check_messages(&part(r#"{"image_url": "data:,"}"#), Ok(()));
+        check_messages(&part(r#"{"type": "input_audio"}"#), Ok(()));
+        check_messages(&part(r#"{"type": "file"}"#), Err(RequestError::Media));
         check_messages(&part(r#"{"type": "text", "text": "image_url"}"#), Ok(()));
     }
 

@@ -5,35 +5,20 @@
 //! that says so: such a request is still forwarded untouched, only not routed by prefix. It does not render,
 //! tokenize or answer: what the engine would refuse, the engine refuses.
 
+mod api;
 mod chat;
 mod completions;
 mod json;
+mod media;
 
+use crate::rules::Rules;
+pub use api::Api;
 pub use json::is_complete;
 pub(crate) use json::{JsonText, json_text};
+pub use media::{Media, MediaKind};
 use serde_json::{Map, Value};
 use std::fmt;
-
-/// An API whose bodies carry a prompt.
-#[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub enum Api {
-    /// `/v1/chat/completions`
-    Chat,
-    /// `/v1/completions`
-    Completions,
-}
-
-impl Api {
-    /// The API behind a request path (query string allowed), or `None` when it is not ours.
-    pub fn of_path(path: &str) -> Option<Self> {
-        let path = path.split(['?', '#']).next().unwrap_or(path);
-        match path {
-            "/v1/chat/completions" => Some(Self::Chat),
-            "/v1/completions" => Some(Self::Completions),
-            _ => None,
-        }
-    }
-}
+use std::sync::Arc;
 
 /// What a body asks the model to read, as far as routing needs it.
 #[derive(Debug, Clone, PartialEq)]
@@ -76,6 +61,8 @@ pub enum Input {
 pub struct Chat {
     /// `messages`, each an object with a `role`.
     pub messages: Vec<Map<String, Value>>,
+    /// The images, sounds and videos in them, in their order. In its message's content each is its place here, as a number.
+    pub media: Vec<Media>,
     /// `tools`, each an object with a `function` that has a `name`.
     pub tools: Option<Vec<Map<String, Value>>>,
     /// `documents`, for templates that know them.
@@ -90,6 +77,8 @@ pub struct Chat {
     pub continue_final_message: bool,
     /// `add_special_tokens`, false unless the body says otherwise: the template writes BOS itself.
     pub add_special_tokens: bool,
+    /// How the engine reads it, as far as that is configured.
+    pub rules: Arc<Rules>,
 }
 
 /// `truncate_prompt_tokens` with `truncation_side`.
@@ -134,7 +123,7 @@ pub enum RequestError {
     Field(&'static str),
     /// A field that the engine may honour in a way that cannot be known from here.
     Unsupported(&'static str),
-    /// Content other than text: images, audio, video, embeddings.
+    /// Content that is neither text nor an image, sound or video: files, embeddings.
     Media,
     /// More JSON values than a prompt has any use for.
     TooManyValues,
@@ -148,7 +137,7 @@ impl fmt::Display for RequestError {
             Self::NoPrompt => f.write_str("the body holds no prompt"),
             Self::Field(field) => write!(f, "{field}: not what the engine accepts"),
             Self::Unsupported(field) => write!(f, "{field}: its tokens cannot be known here"),
-            Self::Media => f.write_str("messages: content other than text"),
+            Self::Media => f.write_str("messages: content of a kind that is not read here"),
             Self::TooManyValues => f.write_str("the body holds too many values"),
         }
     }
@@ -164,6 +153,7 @@ pub fn parse(api: Api, body: &[u8]) -> Result<Prompt, RequestError> {
     match api {
         Api::Chat => chat::parse(body),
         Api::Completions => completions::parse(body),
+        _ => Err(RequestError::Unsupported("api")),
     }
 }
 
@@ -256,21 +246,6 @@ impl Shared {
 #[cfg(test)]
 mod tests {
     use super::*;
-
-    #[test]
-    fn paths_are_matched_without_their_query() {
-        #[track_caller]
-        fn check(path: &str, expected: Option<Api>) {
-            assert_eq!(Api::of_path(path), expected, "{path}");
-        }
-        check("/v1/chat/completions", Some(Api::Chat));
-        check("/v1/chat/completions?beta=true", Some(Api::Chat));
-        check("/v1/completions", Some(Api::Completions));
-        check("/v1/completions/", None);
-        check("/v1/embeddings", None);
-        check("v1/completions", None);
-        check("", None);
-    }
 
     #[test]
     fn truncation_keeps_what_the_engine_keeps() {

@@ -60,7 +60,7 @@ pub enum PromptKnowledge<'a> {
     },
     /// Its tokens' number, and the chains of them, hashed beforehand for [`block_sizes`].
     Hashed {
-        /// Token ids.
+        /// How many there are, those included that are only guessed.
         prompt_tokens: u32,
         /// One for each block size.
         chains: &'a [Chain],
@@ -163,6 +163,9 @@ impl Decision {
     pub fn explain(&self) -> String {
         let mut text =
             format!("reason={}, prompt_tokens={}", self.reason.as_str(), self.prompt_tokens);
+        if let Some(chain) = self.chain.as_ref().filter(|chain| chain.is_open()) {
+            text.push_str(&format!(", known_tokens={}", chain.token_count()));
+        }
         if self.suspended > 0 {
             text.push_str(&format!(", suspended={}", self.suspended));
         }
@@ -381,8 +384,8 @@ fn reason(
     if let PromptKnowledge::Unknown { reason, .. } = question.prompt {
         return reason;
     }
-    if chain.is_some_and(|chain| chain.hashes().is_empty()) {
-        return Reason::ShortPrompt;
+    if let Some(chain) = chain.filter(|chain| chain.hashes().is_empty()) {
+        return if chain.is_open() { Reason::UnsupportedPrompt } else { Reason::ShortPrompt };
     }
     match chosen.map_or(0, |candidate| candidate.overlap_tokens) {
         0 if best_overlap == 0 => Reason::Cold,
@@ -396,6 +399,7 @@ mod tests {
     use super::*;
     use crate::replicas::strikes::{PassiveHealth, Proof};
     use crate::replicas::{Load, Member};
+    use crate::tokens::blocks::Chains;
 
     struct Fleet {
         config: RouteConfig,
@@ -495,6 +499,31 @@ mod tests {
         assert_eq!(chosen(&second), chosen(&first));
         assert_eq!(second.chosen().unwrap().overlap_tokens, 992);
         assert_eq!(second.uncached_tokens(), 108);
+    }
+
+    /// A prompt whose first tokens are known, and of which `unread` more are guessed.
+    fn ask_open(fleet: &Fleet, tokens: &[u32], unread: u32) -> Decision {
+        let size = fleet.config.default_block_size;
+        let mut chains = Chains::new(ChainSeed::new("m", None), &[size]);
+        chains.leave_open();
+        chains.go_on(tokens, &mut || true);
+        let prompt_tokens = tokens.len() as u32 + unread;
+        fleet.decide(PromptKnowledge::Hashed { prompt_tokens, chains: chains.as_slice() }, 0)
+    }
+
+    #[test]
+    fn a_prompt_known_in_part_is_routed_by_its_head() {
+        let mut fleet = fleet(4);
+        let first = fleet.ask(&prompt(1, 1000));
+        fleet.apply(&first);
+        fleet.finish(&first);
+        let open = ask_open(&fleet, &prompt(1, 992), 500);
+        assert_eq!((open.reason, chosen(&open)), (Reason::Prefix, chosen(&first)));
+        assert_eq!(open.chosen().unwrap().overlap_tokens, 992);
+        assert_eq!(open.uncached_tokens(), 500);
+        assert!(open.explain().contains("prompt_tokens=1492, known_tokens=992;"));
+        assert_eq!(ask_open(&fleet, &prompt(2, 992), 500).reason, Reason::Cold);
+        assert_eq!(ask_open(&fleet, &prompt(1, 15), 500).reason, Reason::UnsupportedPrompt);
     }
 
     #[test]

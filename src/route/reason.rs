@@ -45,6 +45,8 @@ pub enum Reason {
     NoBody,
     /// To Envoy's own policy: the path, method or content type carries no prompt, or it is an upgrade.
     NotInference,
+    /// To Envoy's own policy: the path is one where no prompt is computed (tokenizing, rendering, counting).
+    NoPrefill,
     /// To Envoy's own policy: the route's cluster is not configured here.
     UnknownCluster,
     /// To Envoy's own policy: no replica of the cluster is known yet.
@@ -61,7 +63,7 @@ pub enum Reason {
 
 impl Reason {
     /// All reasons, in the order of their declaration.
-    pub const ALL: [Self; 24] = [
+    pub const ALL: [Self; 25] = [
         Self::Prefix,
         Self::Cold,
         Self::PrefixBusy,
@@ -80,6 +82,7 @@ impl Reason {
         Self::ContentEncoding,
         Self::NoBody,
         Self::NotInference,
+        Self::NoPrefill,
         Self::UnknownCluster,
         Self::NoReplicas,
         Self::NoHealthyReplica,
@@ -109,6 +112,7 @@ impl Reason {
             Self::ContentEncoding => "content_encoding",
             Self::NoBody => "no_body",
             Self::NotInference => "not_inference",
+            Self::NoPrefill => "no_prefill",
             Self::UnknownCluster => "unknown_cluster",
             Self::NoReplicas => "no_replicas",
             Self::NoHealthyReplica => "no_healthy_replica",
@@ -136,7 +140,7 @@ impl From<&PromptError> for Reason {
         match error {
             PromptError::Template(_) => Self::TemplateError,
             PromptError::Tokenizer(_) => Self::TokenizerError,
-            PromptError::Truncation => Self::UnsupportedPrompt,
+            PromptError::Truncation | PromptError::Partial => Self::UnsupportedPrompt,
         }
     }
 }

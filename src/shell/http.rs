@@ -93,9 +93,17 @@ impl Stream {
         let post = text(":method").as_deref() == Some("POST");
         // What follows is the upgraded protocol's, not a body: it would be held for ever.
         let upgrade = host::request_header("upgrade").is_some();
-        let Some(api) = api.filter(|_| post && json && !upgrade) else {
+        if !post || !json || upgrade {
+            return Err((None, Reason::NotInference));
+        }
+        let Some(api) = api else {
+            meters::add(&metrics::PROMPTS, &["other", "unknown"], 1);
             return Err((None, Reason::NotInference));
         };
+        if !api.computes_prompt() {
+            meters::add(&metrics::PROMPTS, &[api.as_str(), "none"], 1);
+            return Err((None, Reason::NoPrefill));
+        }
         let cluster = host::property(&["xds", "cluster_name"]);
         let known = self.with(|shared| {
             cluster.filter(|cluster| shared.config.cluster_named(cluster).is_some())

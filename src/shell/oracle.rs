@@ -87,7 +87,7 @@ impl Oracle {
         }
         self.rota.retain(|model| config.models.iter().any(|config| config.identity() == model));
         for (index, model) in (0..).zip(&config.models) {
-            if self.asked.len() + Kind::ALL.len() > MAX_ASKED {
+            if self.asked.len() + canary::KINDS.len() > MAX_ASKED {
                 return;
             }
             let Ok(loaded) = models.model(index) else { continue };
@@ -97,7 +97,7 @@ impl Oracle {
             let next = self.rota.next(model.identity(), &replicas, interval + jitter, now);
             let Some(replica) = next.and_then(|id| link.table().by_id(id)) else { continue };
             let Some(name) = served_name(replica, model) else { continue };
-            for kind in Kind::ALL {
+            for kind in canary::KINDS {
                 let body = canary::body(kind, name);
                 let local = host::wall_seconds().saturating_add_signed(config.engine_utc_offset_s);
                 if let Some(ids) = canary::ids(&loaded, kind, &body, local) {

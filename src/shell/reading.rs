@@ -14,6 +14,7 @@ use crate::replicas::Moment;
 use crate::request::{self, Api, Prompt};
 use crate::route::{self, Reason};
 use crate::tokens::blocks::{ChainSeed, Chains};
+use crate::tokens::ids::Ids;
 use std::cell::RefCell;
 use std::collections::VecDeque;
 use std::rc::{Rc, Weak};
@@ -67,7 +68,7 @@ pub struct Known {
     pub prompt: Prompt,
     /// Of when it had it.
     pub shape: Shape,
-    pub tokens: Vec<u32>,
+    pub ids: Ids,
     pub chains: Chains,
     pub model: Rc<Model>,
     /// The model's place in the configuration.
@@ -149,17 +150,20 @@ impl Turn {
                 Stage::Prompt { prompt, shape, model, index, mut reading } => {
                     match reading.go_on(&model, more) {
                         Ok(None) => Stage::Prompt { prompt, shape, model, index, reading },
-                        Ok(Some(tokens)) => {
-                            let chains = self.chains(shared, &prompt, index);
-                            let known = Known { prompt, shape, tokens, chains, model, index };
+                        Ok(Some(ids)) => {
+                            let mut chains = self.chains(shared, &prompt, index);
+                            if ids.unread.is_some() {
+                                chains.leave_open();
+                            }
+                            let known = Known { prompt, shape, ids, chains, model, index };
                             Stage::Hashing(Box::new(known))
                         }
                         Err(error) => Stage::Read(Err(Reason::from(&error))),
                     }
                 }
                 Stage::Hashing(mut known) => {
-                    let Known { tokens, chains, .. } = &mut *known;
-                    match chains.go_on(tokens, more) {
+                    let Known { ids, chains, .. } = &mut *known;
+                    match chains.go_on(&ids.known, more) {
                         true => Stage::Read(Ok(known)),
                         false => Stage::Hashing(known),
                     }
@@ -183,7 +187,7 @@ impl Turn {
         let index = named.ok_or(Reason::UnknownModel)?;
         let model = shared.models.model(index)?;
         let local = host::wall_seconds().saturating_add_signed(shared.config.engine_utc_offset_s);
-        let shape = Shape::of(&prompt);
+        let shape = Shape::of(self.api, &prompt);
         let reading = Box::new(model::Reading::new(&mut prompt, local));
         Ok(Stage::Prompt { prompt, shape, model, index, reading })
     }
@@ -198,7 +202,9 @@ impl Turn {
 
     fn decide(&mut self, shared: &mut Shared<'_>) {
         let Stage::Read(known) = std::mem::replace(&mut self.stage, Stage::Waiting) else { return };
-        let Self { body_bytes, began, .. } = *self;
+        let Self { api, body_bytes, began, .. } = *self;
+        let prompt = if known.is_ok() { "known" } else { "unknown" };
+        meters::add(&metrics::PROMPTS, &[api.as_str(), prompt], 1);
         let held = Held { cluster: &self.cluster, known, body_bytes, began };
         let outcome = Routed::new(shared, held);
         meters::record_us(&metrics::DECISION, &[], host::now().since(began));

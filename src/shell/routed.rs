@@ -373,17 +373,20 @@ impl PromptFacts {
         let model_name =
             shared.config.model_names(known.index).first().cloned().unwrap_or_default();
         let cached = decision.chosen().map_or(0, |chosen| chosen.overlap_tokens);
-        meters::add(&metrics::PROMPT_TOKENS, &[&model_name], decision.prompt_tokens.into());
+        meters::add(&metrics::PROMPT_TOKENS, &[&model_name], known.ids.known.len() as u64);
         meters::add(&metrics::PREDICTED_CACHED_TOKENS, &[&model_name], cached.into());
-        let Known { prompt, shape, tokens, model, index, .. } = known;
-        let (digest, identity) = (Digest::of(&tokens), identity(shared, index));
+        if let Some(unread) = known.ids.unread {
+            meters::add(&metrics::PARTIAL_PROMPTS, &[unread.cause.as_str()], 1);
+        }
+        let Known { prompt, shape, ids, model, index, .. } = known;
+        let (digest, identity) = (Digest::of(&ids.known), identity(shared, index));
+        let usage_is_comparable = prompt.usage_is_comparable && ids.unread.is_none();
         let sample = sample_body.zip(shape.kind).map(|(body, kind)| Asking {
             model: identity,
             kind,
             body,
-            ids: tokens,
+            ids: ids.known,
         });
-        let usage_is_comparable = prompt.usage_is_comparable;
         let is_proven = false;
         Self { model, model_name, identity, usage_is_comparable, shape, digest, is_proven, sample }
     }
@@ -425,7 +428,7 @@ fn sampled(
 ) -> Option<Vec<u8>> {
     let kind = known.shape.kind.filter(|_| known.shape.is_known_to_tokenize())?;
     let can_be_asked = shared.config.cluster_named(cluster)?.poll.is_some();
-    let is_single = known.prompt.usage_is_comparable;
+    let is_single = known.prompt.usage_is_comparable && known.ids.unread.is_none();
     if !can_be_asked || !is_single || body_bytes > canary::MAX_SAMPLE_BYTES {
         return None;
     }
@@ -439,7 +442,7 @@ fn decide(shared: &Shared<'_>, held: &Held<'_>, now: Moment) -> Decision {
         known.as_ref().map_or(&[][..], |known| shared.config.model_names(known.index));
     let prompt = match known {
         Ok(known) => {
-            let prompt_tokens = u32::try_from(known.tokens.len()).unwrap_or(u32::MAX);
+            let prompt_tokens = known.ids.token_count();
             match is_trusted(shared, known) {
                 true => PromptKnowledge::Hashed { prompt_tokens, chains: known.chains.as_slice() },
                 // Its length may be a little wrong and still says more than the body's.

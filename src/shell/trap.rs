@@ -79,10 +79,8 @@ impl Context for Stream {}
 impl HttpContext for Stream {
     fn on_http_request_headers(&mut self, count: usize, end_of_stream: bool) -> Action {
         self.wish = host::request_header(HEADER).unwrap_or_default();
-        match self.wish.as_slice() {
-            b"tick" => NEXT_TICK.set(true),
-            b"call" => drop(host::set_shared(CALL_KEY, b"next", None)),
-            _ => (),
+        if self.wish == b"call" {
+            host::set_shared(CALL_KEY, b"next", None);
         }
         self.at("request_headers");
         self.stream.on_http_request_headers(count, end_of_stream)
@@ -109,6 +107,8 @@ impl HttpContext for Stream {
 
     fn on_log(&mut self) {
         self.at("log");
+        // Not before, or the tick could come while the request that asks is in flight, and cut it.
+        NEXT_TICK.set(NEXT_TICK.get() || self.wish == b"tick");
         self.stream.on_log();
     }
 }

@@ -83,7 +83,7 @@ impl Trust {
     /// A model has been loaded.
     pub fn loaded(&mut self, model: u64, has_template: bool, now: Moment) {
         let signal = Signal::Template;
-        for kind in [Kind::Chat, Kind::Tools] {
+        for kind in [Kind::Chat, Kind::Tools, Kind::Responses, Kind::Messages] {
             let is_known =
                 self.verdict(model, kind).and_then(|verdict| verdict.distrust) == Some(signal);
             // What has a template was never doubted for it, as a rule.

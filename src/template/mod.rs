@@ -9,11 +9,14 @@ mod builtins;
 mod clock;
 mod content;
 mod final_message;
+mod harmony;
 mod normalise;
 mod python;
+mod renderer;
 mod values;
 
 use crate::request::Chat;
+use crate::tokens::Pieces;
 use minijinja::syntax::SyntaxConfig;
 use minijinja::value::Value;
 use minijinja::{AutoEscape, Environment, Error, ErrorKind};
@@ -22,6 +25,8 @@ use std::collections::BTreeMap;
 use std::{fmt, io};
 
 pub use content::ContentFormat;
+pub use harmony::Harmony;
+pub use renderer::{Renderer, RendererName};
 
 /// The one template's name in its environment.
 const NAME: &str = "chat";
@@ -164,7 +169,7 @@ impl ChatTemplate {
                     None => text,
                 })
             }
-            Rendering::Text(text) => Rendering::Text(text),
+            done @ (Rendering::Text(_) | Rendering::Pieces(_)) => done,
         })
     }
 
@@ -185,6 +190,7 @@ impl ChatTemplate {
         loop {
             rendering = match self.step(rendering, now)? {
                 Rendering::Text(text) => return Ok(text),
+                Rendering::Pieces(pieces) => return Ok(pieces.text().to_owned()),
                 rendering => rendering,
             };
         }
@@ -228,8 +234,10 @@ pub enum Rendering {
     Variables(Map<String, Json>),
     /// As the template takes it.
     Values(Values),
-    /// Rendered.
+    /// Rendered: a text in which added tokens are found where they stand.
     Text(String),
+    /// Rendered: pieces that say themselves which of them are added tokens.
+    Pieces(Pieces),
 }
 
 /// What a template is given.

@@ -20,11 +20,14 @@
 
 use super::TemplateError;
 use super::content::ContentFormat;
-use crate::request::{Chat, JsonText, json_text};
+use crate::request::{Chat, JsonText, Media, json_text};
 use serde_json::{Map, Value};
 
 /// Claude Code's line that changes with every request.
 const BILLING_HEADER: &str = "x-anthropic-billing-header";
+
+/// For media of a model whose placeholder is not configured: what is rendered from there on is not used.
+const UNKNOWN_PLACEHOLDER: &str = "\u{fffb}";
 
 /// Fields of the engine's own kinds of content part, which it does not carry over.
 const PART_FIELDS: [&str; 19] = [
@@ -57,7 +60,7 @@ pub(super) fn variables(
 ) -> Result<Map<String, Value>, TemplateError> {
     let mut messages = Vec::with_capacity(chat.messages.len());
     for message in &chat.messages {
-        messages.push(self::message(message, format)?);
+        messages.push(self::message(chat, message, format)?);
     }
     if !template.contains("\"developer\"") && !template.contains("'developer'") {
         messages = without_developer(messages);
@@ -90,12 +93,16 @@ pub(super) fn variables(
     Ok(variables)
 }
 
-fn message(message: &Map<String, Value>, format: ContentFormat) -> Result<Value, TemplateError> {
+fn message(
+    chat: &Chat,
+    message: &Map<String, Value>,
+    format: ContentFormat,
+) -> Result<Value, TemplateError> {
     let role = message.get("role").and_then(Value::as_str).unwrap_or_default();
-    let parts = parts(message.get("content"), role == "system")?;
+    let parts = parts(chat, message.get("content"), role == "system")?;
     let mut normal = Map::new();
     normal.insert("role".to_owned(), Value::from(role));
-    normal.insert("content".to_owned(), content(parts, role, format));
+    normal.insert("content".to_owned(), content(chat, parts, role, format)?);
     match role {
         "assistant" => assistant(message, &mut normal)?,
         "tool" => copy(message, &mut normal, "tool_call_id"),
@@ -120,7 +127,7 @@ fn copy(from: &Map<String, Value>, to: &mut Map<String, Value>, name: &str) {
 }
 
 /// One part of a message's content.
-enum Part {
+enum Part<'a> {
     Text {
         text: String,
         /// Fields that no kind of part has.
@@ -128,29 +135,53 @@ enum Part {
     },
     /// The name of a tool that is loaded later.
     ToolReference(String),
+    /// An image, sound or video.
+    Media(&'a Media),
 }
 
-impl Part {
-    fn into_text(self) -> String {
+impl Part<'_> {
+    /// What it is in a text. Media stand in front of it.
+    fn into_text(self) -> Option<String> {
         match self {
-            Self::Text { text, .. } | Self::ToolReference(text) => text,
+            Self::Text { text, .. } | Self::ToolReference(text) => Some(text),
+            Self::Media(_) => None,
         }
     }
 
     fn into_value(self) -> Value {
-        let (kind, field, text, others) = match self {
-            Self::Text { text, others } => ("text", "text", text, others),
-            Self::ToolReference(name) => ("tool_reference", "name", name, Map::new()),
-        };
         let mut fields = Map::new();
-        fields.insert("type".to_owned(), Value::from(kind));
-        fields.insert(field.to_owned(), Value::from(text));
+        let mut set = |name: &str, text: String| fields.insert(name.to_owned(), Value::from(text));
+        let others = match self {
+            Self::Text { text, others } => {
+                set("type", "text".to_owned());
+                set("text", text);
+                others
+            }
+            Self::ToolReference(name) => {
+                set("type", "tool_reference".to_owned());
+                set("name", name);
+                Map::new()
+            }
+            Self::Media(Media { stand_in: Some(text), .. }) => {
+                set("type", "text".to_owned());
+                set("text", text.clone());
+                Map::new()
+            }
+            Self::Media(item) => {
+                set("type", item.kind.as_str().to_owned());
+                own_fields(&item.fields)
+            }
+        };
         fields.extend(others);
         Value::Object(fields)
     }
 }
 
-fn parts(content: Option<&Value>, is_system: bool) -> Result<Vec<Part>, TemplateError> {
+fn parts<'a>(
+    chat: &'a Chat,
+    content: Option<&Value>,
+    is_system: bool,
+) -> Result<Vec<Part<'a>>, TemplateError> {
     let one = content.filter(|content| content.is_string());
     let parts = match content {
         None | Some(Value::Null) => return Ok(Vec::new()),
@@ -161,6 +192,11 @@ fn parts(content: Option<&Value>, is_system: bool) -> Result<Vec<Part>, Template
     for part in parts {
         let kind = part.get("type").and_then(Value::as_str);
         let is_plain_text = part.is_string() || kind == Some("text");
+        if let Some(item) = part.as_u64().and_then(|place| usize::try_from(place).ok()) {
+            let item = chat.media.get(item).ok_or(TemplateError::Refused("content"))?;
+            read.push(Part::Media(item));
+            continue;
+        }
         match self::part(part, kind)? {
             Some(Part::Text { text, others }) if is_system && is_plain_text => {
                 let text = without_billing_header(text);
@@ -172,7 +208,7 @@ fn parts(content: Option<&Value>, is_system: bool) -> Result<Vec<Part>, Template
     Ok(read)
 }
 
-fn part(part: &Value, kind: Option<&str>) -> Result<Option<Part>, TemplateError> {
+fn part<'a>(part: &Value, kind: Option<&str>) -> Result<Option<Part<'a>>, TemplateError> {
     if let Some(text) = part.as_str() {
         return Ok(Some(Part::Text { text: text.to_owned(), others: Map::new() }));
     }
@@ -186,7 +222,8 @@ fn part(part: &Value, kind: Option<&str>) -> Result<Option<Part>, TemplateError>
     match part.get(field) {
         Some(Value::String(name)) if field == "name" => Ok(Some(Part::ToolReference(name.clone()))),
         Some(Value::String(text)) => {
-            Ok(Some(Part::Text { text: text.clone(), others: own_fields(part) }))
+            let others = part.as_object().map(own_fields).unwrap_or_default();
+            Ok(Some(Part::Text { text: text.clone(), others }))
         }
         None | Some(Value::Null) if matches!(kind, Some("text" | "refusal")) => Ok(None),
         _ => Err(TemplateError::Refused("content")),
@@ -194,9 +231,8 @@ fn part(part: &Value, kind: Option<&str>) -> Result<Option<Part>, TemplateError>
 }
 
 /// The fields of a part that are in none of the engine's kinds of part.
-fn own_fields(part: &Value) -> Map<String, Value> {
-    let fields = part.as_object().into_iter().flatten();
-    let own = fields.filter(|(name, _)| !PART_FIELDS.contains(&name.as_str()));
+fn own_fields(part: &Map<String, Value>) -> Map<String, Value> {
+    let own = part.iter().filter(|(name, _)| !PART_FIELDS.contains(&name.as_str()));
     own.map(|(name, value)| (name.clone(), value.clone())).collect()
 }
 
@@ -208,20 +244,62 @@ fn without_billing_header(text: String) -> Option<String> {
     (!rest.is_empty()).then(|| rest.to_owned())
 }
 
-fn content(parts: Vec<Part>, role: &str, format: ContentFormat) -> Value {
+fn content(
+    chat: &Chat,
+    parts: Vec<Part<'_>>,
+    role: &str,
+    format: ContentFormat,
+) -> Result<Value, TemplateError> {
     let is_all_text = parts.iter().all(|part| matches!(part, Part::Text { .. }));
     let is_text = format == ContentFormat::Text || role == "tool" && is_all_text;
-    if is_text {
-        let mut texts = parts.into_iter().map(Part::into_text);
-        // One part is the common case, and it can be megabytes: it is moved, not joined.
-        let mut text = texts.next().unwrap_or_default();
-        for more in texts {
-            text.push('\n');
-            text.push_str(&more);
-        }
-        return Value::from(text);
+    if !is_text {
+        return Ok(Value::Array(parts.into_iter().map(Part::into_value).collect()));
     }
-    Value::Array(parts.into_iter().map(Part::into_value).collect())
+    let media: Vec<&Media> = parts
+        .iter()
+        .filter_map(|part| if let Part::Media(item) = part { Some(*item) } else { None })
+        .collect();
+    let mut texts = parts.into_iter().filter_map(Part::into_text);
+    // One part is the common case, and it can be megabytes: it is moved, not joined.
+    let mut text = texts.next().unwrap_or_default();
+    for more in texts {
+        text.push('\n');
+        text.push_str(&more);
+    }
+    if !media.is_empty() {
+        text = behind_placeholders(chat, &media, text)?;
+    }
+    Ok(Value::from(text))
+}
+
+/// A message's text behind a line for each of its media, kind by kind, but for those that the text names itself.
+fn behind_placeholders(
+    chat: &Chat,
+    media: &[&Media],
+    text: String,
+) -> Result<String, TemplateError> {
+    let written = |item: &Media| -> String {
+        let rule = chat.rules.media.of(item.kind).map(|rule| rule.placeholder.as_str());
+        item.stand_in.as_deref().or(rule).unwrap_or(UNKNOWN_PLACEHOLDER).to_owned()
+    };
+    let mut placeholders: Vec<(String, usize)> = Vec::new();
+    for item in media {
+        let placeholder = written(item);
+        match placeholders.iter_mut().find(|(known, _)| *known == placeholder) {
+            Some((_, count)) => *count += 1,
+            None => placeholders.push((placeholder, 1)),
+        }
+    }
+    let mut lines = Vec::new();
+    for (placeholder, count) in placeholders {
+        let named = text.matches(placeholder.as_str()).count();
+        let missing = count.checked_sub(named).ok_or(TemplateError::Refused("content"))?;
+        lines.extend(std::iter::repeat_n(placeholder, missing));
+    }
+    if !text.is_empty() {
+        lines.push(text);
+    }
+    Ok(lines.join("\n"))
 }
 
 fn assistant(

@@ -61,6 +61,12 @@ impl AddedTokens {
         let (normalized, raw) = tokens.into_iter().partition(|token| token.normalized);
         Self { raw: Matcher::new(raw), normalized: Matcher::new(normalized) }
     }
+
+    /// The id of the token with this very content.
+    pub fn id(&self, content: &str) -> Option<u32> {
+        let found = self.raw.tokens.get(content).or_else(|| self.normalized.tokens.get(content));
+        found.map(|token| token.id)
+    }
 }
 
 impl Matcher {
@@ -83,6 +89,11 @@ impl Matcher {
         }
         let tokens = tokens.into_iter().map(|t| (t.content.clone().into_boxed_str(), t)).collect();
         Self { tokens, starts, lengths }
+    }
+
+    /// Whether one of its tokens has this id.
+    pub fn has(&self, id: u32) -> bool {
+        self.tokens.values().any(|token| token.id == id)
     }
 
     /// How many tokens it knows.
@@ -139,6 +150,8 @@ pub(super) struct Cutter {
     from: usize,
     token: Option<u32>,
     done: bool,
+    /// Finds no token at all.
+    blind: bool,
 }
 
 /// What one step of a [`Cutter`] found.
@@ -153,12 +166,18 @@ pub(super) enum Cut {
 }
 
 impl Cutter {
+    /// One that leaves the text in one piece.
+    pub fn blind() -> Self {
+        Self { blind: true, ..Self::default() }
+    }
+
     /// One bounded step through `text`, which must be the same each time.
     pub fn step(&mut self, matcher: &Matcher, text: &str) -> Cut {
         if self.done {
             return Cut::End;
         }
-        let (start, end, token) = match matcher.find(text, self.from) {
+        let found = if self.blind { Found::NoMore } else { matcher.find(text, self.from) };
+        let (start, end, token) = match found {
             Found::NoneUpTo(from) => {
                 self.from = from;
                 return Cut::Pending;

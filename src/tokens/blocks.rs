@@ -52,13 +52,16 @@ pub struct Chain {
     hashes: Vec<BlockHash>,
     tail: Vec<u32>,
     tokens: usize,
+    /// Whether the prompt goes on behind them.
+    is_open: bool,
 }
 
 impl Chain {
     /// Hashes a prompt's full blocks. The partial block at the end has no hash: engines cache
     /// whole blocks only.
     pub fn new(seed: ChainSeed, block_size: BlockSize, tokens: &[u32]) -> Self {
-        let mut chain = Self { seed, block_size, hashes: Vec::new(), tail: Vec::new(), tokens: 0 };
+        let (hashes, tail) = (Vec::new(), Vec::new());
+        let mut chain = Self { seed, block_size, hashes, tail, tokens: 0, is_open: false };
         chain.extend(tokens);
         chain
     }
@@ -114,9 +117,16 @@ impl Chain {
     ///
     /// An engine always computes at least one token, since it needs a token's output to go on
     /// from: of N tokens at most `floor((N - 1) / B)` blocks can hit (observed on vLLM).
+    /// Where the prompt goes on, that token is not among these.
     pub fn reusable_blocks(&self) -> usize {
-        let before_the_last = self.tokens.saturating_sub(1) / self.block_size.get() as usize;
+        let computed = usize::from(!self.is_open);
+        let before_the_last = self.tokens.saturating_sub(computed) / self.block_size.get() as usize;
         before_the_last.min(self.hashes.len())
+    }
+
+    /// Whether the prompt goes on behind these tokens, in a way that is not known.
+    pub fn is_open(&self) -> bool {
+        self.is_open
     }
 
     /// The last full block within the first `tokens` tokens, or `None` when there is none.
@@ -139,6 +149,13 @@ impl Chains {
     pub fn new(seed: ChainSeed, sizes: &[BlockSize]) -> Self {
         let chains = sizes.iter().map(|size| Chain::new(seed, *size, &[])).collect();
         Self { chains, hashed: 0 }
+    }
+
+    /// Says that the prompt goes on behind the tokens that will be given.
+    pub fn leave_open(&mut self) {
+        for chain in &mut self.chains {
+            chain.is_open = true;
+        }
     }
 
     /// Goes on with a prompt's tokens, the same each time, while there is `more` time, and for one step at least.
@@ -192,6 +209,17 @@ mod tests {
         check_reusable(5, 1);
         check_reusable(8, 1);
         check_reusable(9, 2);
+    }
+
+    #[test]
+    fn the_last_block_counts_where_the_prompt_goes_on() {
+        let mut chains = Chains::new(ChainSeed::new("m", None), &[size(4)]);
+        chains.leave_open();
+        chains.go_on(&[1, 2, 3, 4, 5, 6, 7, 8], &mut || true);
+        let [open] = chains.as_slice() else { panic!("one size") };
+        assert!(open.is_open());
+        assert_eq!(open.reusable_blocks(), 2);
+        assert_eq!(open.hashes(), chain(&[1, 2, 3, 4, 5, 6, 7, 8]).hashes());
     }
 
     #[test]

@@ -6,6 +6,7 @@
 
 use super::added::{Cut, Cutter};
 use super::bpe::{MergeScratch, Word};
+use super::pieces::{Cursor, Pieces};
 use super::window::{Next, Windows};
 use super::{EncodeError, Tokenizer};
 use std::ops::Range;
@@ -30,6 +31,8 @@ pub struct Encoding {
     adds_special_tokens: bool,
     stage: Stage,
     raw: Cutter,
+    /// Cuts in place of `raw`, where the text came in pieces.
+    pieces: Option<Cursor>,
     /// The stretch between two added tokens of `text`.
     plain: Range<usize>,
     /// What has been normalized of it.
@@ -81,6 +84,7 @@ impl Encoding {
             adds_special_tokens,
             stage: Stage::CutRaw,
             raw: Cutter::default(),
+            pieces: None,
             plain: 0..0,
             normal: String::new(),
             normalized: 0,
@@ -90,6 +94,12 @@ impl Encoding {
             part: 0..0,
             scratch,
         }
+    }
+
+    pub(super) fn of_pieces(tokenizer: &Tokenizer, pieces: Pieces, scratch: Box<Scratch>) -> Self {
+        let (text, cursor) = pieces.into_parts();
+        let encoding = Self::new(tokenizer, text, false, scratch);
+        Self { pieces: Some(cursor), ..encoding }
     }
 
     /// Goes on while there is `more` time, and for one step at least. The ids come with the last. It must be given the
@@ -104,7 +114,14 @@ impl Encoding {
     ) -> Result<Option<Vec<u32>>, EncodeError> {
         loop {
             self.stage = match self.stage {
-                Stage::CutRaw => self.cut_raw(tokenizer),
+                Stage::CutRaw => match self.pieces.as_mut().map(Cursor::next) {
+                    None => self.cut_raw(tokenizer),
+                    Some(None) => Stage::Done,
+                    Some(Some((piece, true))) => self.push_token(tokenizer, piece)?,
+                    Some(Some((piece, false))) => {
+                        self.begin_plain(tokenizer, piece, Cutter::blind())
+                    }
+                },
                 Stage::Normalize => self.normalize(tokenizer)?,
                 Stage::CutNormal => self.cut_normal(tokenizer),
                 Stage::Words => self.encode_words(tokenizer)?,
@@ -125,13 +142,28 @@ impl Encoding {
                 if piece.text.is_empty() {
                     return Stage::CutRaw;
                 }
-                self.normalized = piece.text.start;
-                self.plain = piece.text;
-                self.normal.clear();
-                self.cutter = Cutter::default();
-                if tokenizer.normalizes { Stage::Normalize } else { Stage::CutNormal }
+                self.begin_plain(tokenizer, piece.text, Cutter::default())
             }
         }
+    }
+
+    fn begin_plain(&mut self, tokenizer: &Tokenizer, plain: Range<usize>, cutter: Cutter) -> Stage {
+        self.normalized = plain.start;
+        self.plain = plain;
+        self.normal.clear();
+        self.cutter = cutter;
+        if tokenizer.normalizes { Stage::Normalize } else { Stage::CutNormal }
+    }
+
+    fn push_token(
+        &mut self,
+        tokenizer: &Tokenizer,
+        piece: Range<usize>,
+    ) -> Result<Stage, EncodeError> {
+        let token = self.text.get(piece).unwrap_or_default();
+        let id = tokenizer.added.id(token);
+        self.ids.push(id.ok_or_else(|| EncodeError(format!("no added token {token}")))?);
+        Ok(Stage::CutRaw)
     }
 
     fn normalize(&mut self, tokenizer: &Tokenizer) -> Result<Stage, EncodeError> {

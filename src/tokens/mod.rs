@@ -10,6 +10,8 @@ mod added;
 pub mod blocks;
 mod bpe;
 mod encoding;
+pub mod ids;
+mod pieces;
 pub mod prepared;
 mod window;
 
@@ -17,6 +19,7 @@ use added::AddedTokens;
 use bpe::Bpe;
 use encoding::Scratch;
 pub use encoding::{Encoding, More};
+pub use pieces::Pieces;
 use std::fmt;
 use std::sync::Mutex;
 use tokenizers::pipeline::PipelineTokenizer;
@@ -104,15 +107,22 @@ impl Tokenizer {
     /// # Errors
     /// When the text is longer than [`MAX_TEXT_BYTES`].
     pub fn begin(&self, text: String, add_special_tokens: bool) -> Result<Encoding, EncodeError> {
-        if text.len() > MAX_TEXT_BYTES {
-            return Err(EncodeError(format!(
-                "text of {} bytes, at most {MAX_TEXT_BYTES} are tokenized",
-                text.len()
-            )));
-        }
-        // Another text may have the buffers: fresh ones cost an allocation, waiting costs more.
-        let kept = self.kept.try_lock().ok().and_then(|mut kept| kept.take());
-        Ok(Encoding::new(self, text, add_special_tokens, kept.unwrap_or_default()))
+        check_length(text.len())?;
+        Ok(Encoding::new(self, text, add_special_tokens, self.scratch()))
+    }
+
+    /// Begins to encode a text whose pieces are encoded apart. Nothing is added to it.
+    ///
+    /// # Errors
+    /// When the text is longer than [`MAX_TEXT_BYTES`].
+    pub fn begin_pieces(&self, pieces: Pieces) -> Result<Encoding, EncodeError> {
+        check_length(pieces.len())?;
+        Ok(Encoding::of_pieces(self, pieces, self.scratch()))
+    }
+
+    /// Another text may have the buffers: fresh ones cost an allocation, waiting costs more.
+    fn scratch(&self) -> Box<Scratch> {
+        self.kept.try_lock().ok().and_then(|mut kept| kept.take()).unwrap_or_default()
     }
 
     fn keep(&self, scratch: Box<Scratch>) {
@@ -121,9 +131,23 @@ impl Tokenizer {
         }
     }
 
+    /// Whether an id is an added token's. What stands before one is certain whatever follows.
+    pub fn is_added(&self, id: u32) -> bool {
+        self.added.raw.has(id) || self.added.normalized.has(id)
+    }
+
     /// How much it holds.
     pub fn counts(&self) -> Counts {
         let (tokens, merges) = self.bpe.tables().counts();
         Counts { tokens, merges, added_tokens: self.added.raw.len() + self.added.normalized.len() }
     }
+}
+
+fn check_length(bytes: usize) -> Result<(), EncodeError> {
+    if bytes > MAX_TEXT_BYTES {
+        return Err(EncodeError(format!(
+            "text of {bytes} bytes, at most {MAX_TEXT_BYTES} are tokenized"
+        )));
+    }
+    Ok(())
 }

@@ -234,14 +234,26 @@ fn others() -> Vec<Case> {
         pass("OPTIONS", Ask { method: "OPTIONS", ..Ask::get(CHAT) }),
         pass("DELETE", Ask { method: "DELETE", ..Ask::get(CHAT) }),
         pass("PUT of a prompt", Ask { method: "PUT", ..Ask::chat(&chat(1, 40, 1)) }),
-        pass("embeddings", json("/v1/embeddings", json!({"model": "qwen3", "input": "hi"}))),
-        pass(
+        pass("a path of nobody's", json("/v1/nothing", json!({"model": "qwen3", "input": "hi"}))),
+        (
+            "what is to be tokenized",
+            json("/tokenize", json!({"model": "qwen3", "prompt": "hi"})),
+            "no_prefill",
+        ),
+        (
+            "embeddings",
+            json("/v1/embeddings", json!({"model": "qwen3", "input": "hi"})),
+            "unsupported_prompt",
+        ),
+        (
             "responses to a text",
             json("/v1/responses", json!({"model": "qwen3", "input": "hi"})),
+            "unsupported_prompt",
         ),
-        pass(
+        (
             "responses to items",
             json("/v1/responses", json!({"input": [{"role": "user", "content": "hi"}]})),
+            "unsupported_prompt",
         ),
         pass(
             "a file to be transcribed",

@@ -206,7 +206,7 @@ fn eviction_and_lost_caches_raise_no_alarm() {
         assert!(over > 0.0, "nothing was mispredicted");
         assert_eq!(by_reason(&scrape, "prompt_distrusted"), 0.0);
         let trusted = scrape.sum("warmpath_model_trusted", &[]);
-        assert_eq!(trusted, 3.0);
+        assert_eq!(trusted, 6.0);
         let equal = [("oracle", "canary"), ("result", "equal")];
         assert!(scrape.sum("warmpath_oracle_total", &equal) >= 6.0);
         rig.finish().await;

@@ -3,6 +3,7 @@
 //! It reads and writes no file itself, and does not prove its result: `warmpath-prepare` does both.
 
 use super::{LoadError, charsmap, container, tables};
+use crate::template::RendererName;
 use crate::tokens::added::{AddedToken, MAX_ADDED_BYTES, MAX_ADDED_TOKENS};
 use serde_json::{Map, Value, json};
 use std::collections::BTreeMap;
@@ -12,11 +13,24 @@ use tokenizers::pipeline::{
 };
 use tokenizers::vocab::bucket_added_vocabulary as crate_added;
 
-/// Builds the prepared bytes from a Hugging Face model's files.
+/// Builds the prepared bytes from a Hugging Face model's files, for the renderer that its special tokens speak of.
 ///
 /// # Errors
 /// When a file is not what it should be; the text names the field.
 pub fn prepare(
+    tokenizer_json: &str,
+    tokenizer_config: &str,
+    chat_template: Option<&str>,
+) -> Result<Vec<u8>, LoadError> {
+    prepare_for(None, tokenizer_json, tokenizer_config, chat_template)
+}
+
+/// As [`prepare`], for the renderer that is named.
+///
+/// # Errors
+/// When a file is not what it should be; the text names the field.
+pub fn prepare_for(
+    renderer: Option<RendererName>,
     tokenizer_json: &str,
     tokenizer_config: &str,
     chat_template: Option<&str>,
@@ -41,12 +55,15 @@ pub fn prepare(
     let declared = root.remove("added_tokens").unwrap_or(Value::Null);
     let pipeline = pipeline_json(root)?;
     let added = added_tokens(&declared, &source, &pipeline)?;
+    let tokens = |token: &str| added.iter().any(|added| added.content == token);
+    let renderer = renderer.unwrap_or_else(|| RendererName::of_special_tokens(tokens));
     let Written { settings, atoms, words, ends, texts, merges } = source.write()?;
     container::write([
         pipeline.as_bytes(),
         &write_added(&added),
         &special_tokens,
         template.as_bytes(),
+        renderer.as_str().as_bytes(),
         &settings,
         &atoms,
         &words,

@@ -19,7 +19,7 @@ use xxhash_rust::xxh3::xxh3_64;
 
 const MAGIC: [u8; 8] = *b"warmpath";
 /// Changes with every change of any section's form.
-pub(super) const VERSION: u32 = 1;
+pub(super) const VERSION: u32 = 2;
 /// What the checksum covers starts here.
 pub(super) const CHECKED_FROM: usize = 32;
 
@@ -34,6 +34,8 @@ pub(super) enum Section {
     SpecialTokens,
     /// Jinja source.
     ChatTemplate,
+    /// Name of what renders chats.
+    Renderer,
     /// See `tables::write_settings`.
     Settings,
     /// The tables of [`crate::tokens::bpe::Layout`].

@@ -135,11 +135,14 @@ impl Loader {
             serde_json::from_str(self.text(Section::SpecialTokens)?)
                 .map_err(|error| self.error(Section::SpecialTokens, &error.to_string()))?;
         let chat_template = self.text(Section::ChatTemplate)?.to_owned();
+        let renderer = self.text(Section::Renderer)?.parse();
+        let renderer = renderer.map_err(|error: String| self.error(Section::Renderer, &error))?;
         let settings = self.settings()?;
         let layout = self.layout()?;
         let bpe = Bpe { bytes: std::mem::take(&mut self.bytes), layout, settings };
         let tokenizer = Tokenizer::new(pipeline, added, bpe);
-        Ok(Progress::Ready(Box::new(Prepared { tokenizer, chat_template, special_tokens })))
+        let prepared = Prepared { tokenizer, chat_template, renderer, special_tokens };
+        Ok(Progress::Ready(Box::new(prepared)))
     }
 
     fn settings(&self) -> Result<Settings, LoadError> {

@@ -9,10 +9,11 @@ mod container;
 mod load;
 mod tables;
 
-pub use build::prepare;
+pub use build::{prepare, prepare_for};
 pub use load::{Loader, MAX_FILE_BYTES, Progress, load, too_large};
 
 use super::Tokenizer;
+use crate::template::RendererName;
 use std::collections::BTreeMap;
 use std::fmt;
 
@@ -34,6 +35,8 @@ pub struct Prepared {
     pub tokenizer: Tokenizer,
     /// The Jinja source of the chat template; empty when the model has none.
     pub chat_template: String,
+    /// What renders chats.
+    pub renderer: RendererName,
     /// `bos_token`, `eos_token` and the like.
     pub special_tokens: BTreeMap<String, String>,
 }

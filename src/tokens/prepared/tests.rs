@@ -260,7 +260,7 @@ fn the_header_says_what_is_wrong_with_a_file() {
     other[8] = 9;
     check_damaged(
         other,
-        "byte 8: format version 9, this build reads 1: run warmpath-prepare of the same release",
+        "byte 8: format version 9, this build reads 2: run warmpath-prepare of the same release",
     );
     let size = good.len();
     check_damaged(

@@ -169,7 +169,7 @@ fn step_by_step(model: &Model, mut prompt: Prompt) -> Result<Vec<u32>, PromptErr
     let mut reading = Reading::new(&mut prompt, 1_768_480_200);
     loop {
         if let Some(ids) = reading.go_on(model, &mut || false)? {
-            return Ok(ids);
+            return ids.complete().ok_or(PromptError::Partial);
         }
     }
 }
