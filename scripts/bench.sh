@@ -1,6 +1,17 @@
 #!/usr/bin/env bash
 # Measures what takes time, in a real Envoy, and prints it as a table.
 #
+#   scripts/bench.sh [requests] [--quick] [--json FILE] [--connections N] [--seed N] [--model FOLDER]
+#       What a request costs: CPU of the Envoy process and latency added, for prompts of 1,000, 10,000 and 100,000
+#       tokens, new ones and the next turn of the same chats; and CPU per event of a streamed answer. One Envoy
+#       with one worker each without the filter, with a filter that holds and copies bodies only, and with Warmpath, by
+#       turns; replicas that answer at once. It fails where a count or prediction was not exact. A minute or two on two
+#       idle cores, at most six; --quick is a try of half a minute, whose figures mean little. Linux only.
+#
+#   scripts/bench.sh stages [--model FOLDER] [--json FILE]
+#       Each stage of a decision alone, natively and in Envoy's VM: parse, normalise, render, tokenize, hash and look
+#       up, for prompts of 1,000, 10,000 and 100,000 tokens and for the worst that is let in, with the longest step.
+#
 #   scripts/bench.sh tokenizers [FOLDER]...
 #       Loads tokenizers from tokenizer.json and from the prepared form: time, longest stall of a worker,
 #       memory of a VM and of Envoy with one and four workers. A FOLDER is a Hugging Face model folder, or
@@ -20,12 +31,33 @@ usage() {
     exit 2
 }
 
-command=${1:-}
-[ "$command" = tokenizers ] || [ "$command" = memory ] || usage
-shift
+case ${1:-} in
+requests | stages | tokenizers | memory) command=$1 && shift ;;
+'' | --quick | --json | --connections | --seed | --model) command=requests ;;
+*) usage ;;
+esac
 target=${CARGO_TARGET_DIR:-target}
 envoy=$(scripts/envoy.sh)
 cargo build --quiet --profile quick --features tools --bin warmpath-prepare
+
+if [ "$command" = requests ]; then
+    # WARMPATH_WASM names a built filter to measure in place of the released one.
+    [ -n "${WARMPATH_WASM:-}" ] || cargo build --quiet --release --lib --target wasm32-wasip1
+    cargo build --quiet --profile quick --features bench --example hold_and_copy --target wasm32-wasip1
+    cargo build --quiet --profile quick --features demo --example traffic
+    target=$(cd "$target" && pwd)
+    exec python3 scripts/bench/requests.py --envoy "$envoy" \
+        --wasm "${WARMPATH_WASM:-$target/wasm32-wasip1/release/warmpath.wasm}" \
+        --copy "$target/wasm32-wasip1/quick/examples/hold_and_copy.wasm" \
+        --prepare "$target/quick/warmpath-prepare" --traffic "$target/quick/examples/traffic" "$@"
+fi
+
+if [ "$command" = stages ]; then
+    cargo build --quiet --release --features bench --example stages_plugin --target wasm32-wasip1
+    cargo build --quiet --profile quick --example stages
+    exec python3 scripts/bench/stages.py --envoy "$envoy" --prepare "$target/quick/warmpath-prepare" \
+        --plugin "$target/wasm32-wasip1/release/examples/stages_plugin.wasm" --native "$target/quick/examples/stages" "$@"
+fi
 
 if [ "$command" = memory ]; then
     if [ "$#" -eq 0 ]; then

@@ -128,7 +128,7 @@ step_fmt() { cargo fmt --check; }
 step_clippy() {
     cargo clippy --quiet --all-targets --features demo -- -D warnings
     cargo clippy --quiet --lib --target wasm32-wasip1 -- -D warnings
-    cargo clippy --quiet --example tokenizer_load --features bench --target wasm32-wasip1 -- -D warnings
+    cargo clippy --quiet --example tokenizer_load --example hold_and_copy --example stages_plugin --features bench --target wasm32-wasip1 -- -D warnings
 }
 
 # Everything but the tests that need an Envoy.

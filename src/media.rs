@@ -265,7 +265,7 @@ mod tests {
         let rule = |tokens| MediaRule { placeholder: "<image>".to_owned(), tokens };
         let media = MediaRules { image: tokens.map(rule), ..MediaRules::default() };
         if let Input::Chat(chat) = &mut prompt.input {
-            chat.rules = Arc::new(Rules { media });
+            chat.rules = Arc::new(Rules { media, ..Rules::default() });
         }
         prompt
     }
@@ -368,7 +368,8 @@ mod tests {
         let mut prompt = parse(Api::Chat, body.to_string().as_bytes()).unwrap();
         let image = Some(MediaRule { placeholder: "<image>".to_owned(), tokens: 65_536 });
         if let Input::Chat(chat) = &mut prompt.input {
-            chat.rules = Arc::new(Rules { media: MediaRules { image, ..MediaRules::default() } });
+            let media = MediaRules { image, ..MediaRules::default() };
+            chat.rules = Arc::new(Rules { media, ..Rules::default() });
         }
         let ids = ids(&model(PARTS), &prompt);
         assert!(ids.known.len() <= MAX_IDS && ids.unread.is_some());

@@ -135,14 +135,6 @@ impl Reading {
     pub fn go_on(&mut self, model: &Model, more: More<'_>) -> Result<Option<Ids>, PromptError> {
         loop {
             self.stage = match std::mem::replace(&mut self.stage, Stage::Tokens(Vec::new())) {
-                Stage::Rendering(Rendering::Pieces(_)) if self.media.is_some() => {
-                    // What renders in pieces renders texts only.
-                    return Err(PromptError::Template(TemplateError::Refused("content")));
-                }
-                Stage::Rendering(Rendering::Pieces(pieces)) => {
-                    let encoding = model.tokenizer.begin_pieces(pieces);
-                    Stage::Encoding(Box::new(encoding.map_err(PromptError::Tokenizer)?))
-                }
                 Stage::Rendering(Rendering::Text(text)) => match &mut self.media {
                     None => Stage::Text(text),
                     Some(media) => match media.rendered(text) {
@@ -150,6 +142,14 @@ impl Reading {
                         Next::Encode(text) => Stage::Text(text),
                     },
                 },
+                // No engine that puts prompts together in pieces takes media.
+                Stage::Rendering(Rendering::Pieces(_)) if self.media.is_some() => {
+                    return Err(PromptError::Partial);
+                }
+                Stage::Rendering(Rendering::Pieces(pieces)) => {
+                    let encoding = model.tokenizer.begin_pieces(pieces);
+                    Stage::Encoding(Box::new(encoding.map_err(PromptError::Tokenizer)?))
+                }
                 Stage::Rendering(rendering) => {
                     let absent = PromptError::Template(TemplateError::Absent);
                     let renderer = model.renderer.as_ref().ok_or(absent)?;

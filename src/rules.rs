@@ -3,12 +3,32 @@
 //! It renders nothing: [`crate::template`] and [`crate::model`] go by it.
 
 use crate::request::MediaKind;
+use crate::template::ContentFormat;
+use serde_json::{Map, Value};
 
 /// How a model's engine reads prompts.
 #[derive(Debug, Clone, PartialEq, Default)]
 pub struct Rules {
+    /// Which engine it is.
+    pub engine: Engine,
+    /// How the template takes content, where the engine was told so.
+    pub content_format: Option<ContentFormat>,
+    /// Whether the engine was told to leave out tools where `tool_choice` is `none`.
+    pub exclude_tools_when_tool_choice_none: bool,
+    /// Arguments for the template that the engine was started with.
+    pub template_arguments: Map<String, Value>,
     /// How media enter the prompt.
     pub media: MediaRules,
+}
+
+/// Whose rules a body goes through before the template.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
+pub enum Engine {
+    /// vLLM.
+    #[default]
+    Vllm,
+    /// SGLang.
+    Sglang,
 }
 
 /// How media enter a model's prompts, one for each kind; none where the number of tokens differs from item to item.

@@ -6,71 +6,16 @@ import json
 import pathlib
 import random
 import re
-import socket
 import subprocess
-import sys
 import tempfile
 import time
-import urllib.error
 import urllib.request
 
+from gateway import configuration, end, free_ports, scrape, start, value, wait, without_filter
+
 WORKERS = (1, 4, 16)
-LIMIT_SECONDS = 180
 REQUESTS = 600
 WORDS = "river stone garden window letter market forest engine castle silver winter bridge".split()
-
-
-def free_ports(count):
-    probes = [socket.socket() for _ in range(count)]
-    for probe in probes:
-        probe.bind(("127.0.0.1", 0))
-    ports = [probe.getsockname()[1] for probe in probes]
-    for probe in probes:
-        probe.close()
-    return ports
-
-
-def configuration(args, ports, models):
-    """The shipped file with this machine's paths and ports, and as many models."""
-    text = pathlib.Path("envoy/envoy.yaml").read_text()
-    inference, admin, files, metrics, replicas = *ports[:4], ports[4:]
-
-    def replace(old, new):
-        nonlocal text
-        if old not in text:
-            sys.exit(f"envoy/envoy.yaml has no {old!r}")
-        text = text.replace(old, new)
-
-    replace("/etc/warmpath/warmpath.wasm", args.wasm)
-    replace("address: 0.0.0.0, port_value: 8080", f"address: 127.0.0.1, port_value: {inference}")
-    replace("address: 0.0.0.0, port_value: 9903", f"address: 127.0.0.1, port_value: {metrics}")
-    for old, new in [(9901, admin), (9902, files), *zip((8001, 8002, 8003, 8004), replicas)]:
-        replace(f"port_value: {old}", f"port_value: {new}")
-    route = re.search(r"^( *)- match: \{path: /qwen3\.warmpath\}\n.*\n", text, re.M)
-    routes = "".join(
-        f"{route[1]}- match: {{path: /{i}}}\n{route[1]}  direct_response: {{status: 200, body: {{filename: {path}}}}}\n"
-        for i, (_, path) in enumerate(models)
-    )
-    text = text.replace(route[0], routes)
-    plugin = re.search(r"value: \|\n((?: {20}.*\n)+)", text)
-    options = json.loads(plugin[1])
-    options["models"] = [
-        {"name": name, "prepared": {"cluster": "warmpath_files", "path": f"/{i}"}} for i, (name, _) in enumerate(models)
-    ]
-    return text.replace(plugin[1], " " * 20 + json.dumps(options) + "\n")
-
-
-def scrape(port):
-    try:
-        with urllib.request.urlopen(f"http://127.0.0.1:{port}/stats/prometheus", timeout=5) as page:
-            return page.read().decode()
-    except (OSError, urllib.error.URLError):
-        return ""
-
-
-def value(page, series):
-    found = re.search(rf"^{re.escape(series)} ([\d.]+)$", page, re.M)
-    return float(found[1]) if found else 0.0
 
 
 def rss_mb(pid):
@@ -98,31 +43,22 @@ def send(port, models, number):
 def run(args, folder, workers, models, with_filter=True):
     """One Envoy: its memory when all is loaded, and after traffic."""
     ports = free_ports(8)
-    text = configuration(args, ports, models)
-    if not with_filter:
-        start = text.index("          - name: warmpath\n")
-        text = text[:start] + text[text.index("          - name: envoy.filters.http.router", start):]
+    text = configuration(args.wasm, ports[:4], ports[4:], models)
     config = folder / "envoy.yaml"
-    config.write_text(text)
+    config.write_text(text if with_filter else without_filter(text))
     listens = [option for port in ports[4:] for option in ("--listen", f"127.0.0.1:{port}")]
     # A mock has one tokenizer, whatever names it serves.
     served = [f"{models[0][0]}={models[0][1]}", *(name for name, _ in models[1:])]
     names = [option for name in served for option in ("--model", name)]
     with (folder / "log").open("w") as log:
         mock = subprocess.Popen([args.mock, *listens, *names], stdout=log, stderr=log)
-        envoy = subprocess.Popen(
-            [args.envoy, "-c", str(config), "--concurrency", str(workers), "-l", "error", "--disable-hot-restart"],
-            stdout=log, stderr=log)
+        envoy = start(args.envoy, config, workers, log)
         try:
-            ready = 'warmpath_vms{state="ready"}'
-            deadline = time.monotonic() + LIMIT_SECONDS
-            while True:
+            def is_ready():
                 page = scrape(ports[1])
-                if value(page, ready) == workers or (not with_filter and page):
-                    break
-                if time.monotonic() > deadline or envoy.poll() is not None or mock.poll() is not None:
-                    sys.exit(f"not ready:\n{(folder / 'log').read_text()[-3000:]}")
-                time.sleep(0.2)
+                return value(page, 'warmpath_vms{state="ready"}') == workers or (not with_filter and page)
+
+            wait(is_ready, (envoy, mock), folder / "log")
             time.sleep(2)
             idle = rss_mb(envoy.pid)
             with concurrent.futures.ThreadPoolExecutor(16) as clients:
@@ -131,9 +67,7 @@ def run(args, folder, workers, models, with_filter=True):
             vms = re.findall(r'^warmpath_vm_memory_bytes\{vm="\d+"\} ([\d.]+)$', scrape(ports[1]), re.M)
             return idle, rss_mb(envoy.pid), max(map(float, vms), default=0.0) / 1e6
         finally:
-            for process in (envoy, mock):
-                process.terminate()
-                process.wait()
+            end((envoy, mock))
 
 
 def main():

@@ -57,7 +57,12 @@ impl<'a> Fields<'a> {
         }
     }
 
-    fn wrong<T>(&self, key: &str, expected: &str, found: &Value) -> Result<T, ConfigError> {
+    pub(super) fn wrong<T>(
+        &self,
+        key: &str,
+        expected: &str,
+        found: &Value,
+    ) -> Result<T, ConfigError> {
         Err(error(&self.path_of(key), format!("expected {expected}, found {}", shown(found))))
     }
 
@@ -100,6 +105,41 @@ impl<'a> Fields<'a> {
         key: &'static str,
     ) -> Result<Option<String>, ConfigError> {
         if self.take(key).is_none() { Ok(None) } else { self.text(key).map(Some) }
+    }
+
+    /// One of these words, the first unless it is said.
+    pub(super) fn one_of<T: Copy>(
+        &mut self,
+        key: &'static str,
+        words: &[(&str, T)],
+    ) -> Result<T, ConfigError> {
+        let value = self.take(key);
+        let word = match value {
+            None => words.first(),
+            Some(value) => words.iter().find(|(word, _)| value.as_str() == Some(word)),
+        };
+        if let Some((_, meaning)) = word {
+            return Ok(*meaning);
+        }
+        let words: Vec<&str> = words.iter().map(|(word, _)| *word).collect();
+        self.wrong(key, &format!("one of {}", words.join(", ")), value.unwrap_or(&Value::Null))
+    }
+
+    /// A switch that is off unless it is said.
+    pub(super) fn switch(&mut self, key: &'static str) -> Result<bool, ConfigError> {
+        self.switch_or(key, false)
+    }
+
+    pub(super) fn switch_or(
+        &mut self,
+        key: &'static str,
+        default: bool,
+    ) -> Result<bool, ConfigError> {
+        match self.take(key) {
+            None => Ok(default),
+            Some(Value::Bool(value)) => Ok(*value),
+            Some(found) => self.wrong(key, "true or false", found),
+        }
     }
 
     pub(super) fn texts(&mut self, key: &'static str) -> Result<Option<Vec<String>>, ConfigError> {
@@ -169,17 +209,6 @@ impl<'a> Fields<'a> {
     ) -> Result<u64, ConfigError> {
         let number = self.signed(key, default.into(), least.into(), most.into())?;
         Ok(number.unsigned_abs())
-    }
-
-    pub(super) fn switch(&mut self, key: &'static str, default: bool) -> Result<bool, ConfigError> {
-        match self.take(key) {
-            None => Ok(default),
-            Some(Value::Bool(is_on)) => Ok(*is_on),
-            Some(other) => {
-                let problem = format!("expected true or false, found {}", shown(other));
-                Err(error(&self.path_of(key), problem))
-            }
-        }
     }
 
     pub(super) fn millis(

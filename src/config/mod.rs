@@ -5,6 +5,7 @@
 //! time (whether a cluster exists, whether a tokenizer can be fetched) is not checked here.
 
 mod fields;
+mod models;
 
 use crate::drift::{DriftConfig, Window};
 use crate::replicas::strikes::PassiveHealth;
@@ -12,6 +13,7 @@ use crate::route::RouteConfig;
 use crate::score::CostConfig;
 use crate::share::LAYOUT;
 use fields::{Fields, shown};
+pub use models::ModelConfig;
 use serde_json::Value;
 use std::fmt;
 use std::time::Duration;
@@ -46,30 +48,6 @@ pub struct Config {
     /// Who may see why a replica was chosen.
     pub explain: Option<ExplainConfig>,
     fingerprint: u64,
-}
-
-/// One model.
-#[derive(Debug, Clone, PartialEq, Eq)]
-pub struct ModelConfig {
-    /// All names under which requests may ask for it, the first being its own.
-    pub names: Vec<String>,
-    /// Cluster that serves its prepared file.
-    pub prepared_cluster: String,
-    /// Path of the prepared file there.
-    pub prepared_path: String,
-}
-
-impl ModelConfig {
-    /// Tells apart models for the verdicts of [`crate::drift`]: what was found of one file says nothing about another.
-    pub fn identity(&self) -> u64 {
-        let name = self.names.first().map_or("", String::as_str);
-        let mut hasher = Xxh3::new();
-        for part in [name, &self.prepared_cluster, &self.prepared_path] {
-            hasher.update(&(part.len() as u64).to_le_bytes());
-            hasher.update(part.as_bytes());
-        }
-        hasher.digest()
-    }
 }
 
 /// One Envoy cluster.
@@ -152,6 +130,16 @@ pub const OPTIONS: &[(&str, &str, &str)] = &[
     ("models[].aliases", "[]", "list of text"),
     ("models[].prepared.cluster", "", "Envoy cluster"),
     ("models[].prepared.path", "", "path"),
+    ("models[].engine", "vllm", "vllm or sglang"),
+    ("models[].content_format", "auto", "auto, string or openai"),
+    ("models[].exclude_tools_when_tool_choice_none", "false", "true or false"),
+    ("models[].template_arguments", "{}", "object"),
+    ("models[].media.image.placeholder", "-", "text"),
+    ("models[].media.image.tokens", "-", "tokens"),
+    ("models[].media.audio.placeholder", "-", "text"),
+    ("models[].media.audio.tokens", "-", "tokens"),
+    ("models[].media.video.placeholder", "-", "text"),
+    ("models[].media.video.tokens", "-", "tokens"),
     ("clusters", "", "list"),
     ("clusters[].name", "", "Envoy cluster"),
     ("clusters[].admin_cluster", "-", "Envoy cluster"),
@@ -203,7 +191,7 @@ impl Config {
             problem: format!("not JSON: {error}"),
         })?;
         let mut root = Fields::new("configuration", &value)?;
-        let models = root.list("models", model)?;
+        let models = root.list("models", models::model)?;
         let clusters = root.list("clusters", cluster)?;
         let cost = match root.take("cost") {
             Some(value) => cost(&mut Fields::new("cost", value)?)?,
@@ -323,21 +311,6 @@ fn fingerprint(clusters: &[ClusterConfig]) -> u64 {
     hasher.digest()
 }
 
-fn model(fields: &mut Fields<'_>) -> Result<ModelConfig, ConfigError> {
-    let mut names = vec![fields.text("name")?];
-    names.extend(fields.texts("aliases")?.unwrap_or_default());
-    let prepared = fields.require("prepared")?;
-    let mut prepared = Fields::new(&fields.path_of("prepared"), prepared)?;
-    let (prepared_cluster, prepared_path) = (prepared.text("cluster")?, prepared.text("path")?);
-    if !prepared_path.starts_with('/') {
-        let found = shown(&prepared_path.as_str().into());
-        let problem = format!("expected a path that begins with /, found {found}");
-        return Err(error(&prepared.path_of("path"), problem));
-    }
-    prepared.finish()?;
-    Ok(ModelConfig { names, prepared_cluster, prepared_path })
-}
-
 fn cluster(fields: &mut Fields<'_>) -> Result<ClusterConfig, ConfigError> {
     let name = fields.text("name")?;
     let admin = fields.optional_text("admin_cluster")?;
@@ -431,7 +404,7 @@ fn drift(fields: &mut Fields<'_>) -> Result<DriftConfig, ConfigError> {
         recovery: fields.integer("recovery", default.recovery, 1, longest)? as u32,
         hold: fields.millis("hold_ms", 10_000, 0, 3_600_000)?,
         canary_interval: Some(canary).filter(|interval| !interval.is_zero()),
-        sample_live: fields.switch("sample_live", default.sample_live)?,
+        sample_live: fields.switch_or("sample_live", default.sample_live)?,
     };
     if config.differing > config.window {
         let problem = format!("expected at most window ({})", config.window);

@@ -6,8 +6,10 @@
 
 use super::Kind;
 use crate::model::Model;
-use crate::request::{self, Api};
+use crate::request::{self, Api, Input};
+use crate::rules::Rules;
 use serde_json::{Value, json};
+use std::sync::Arc;
 
 /// The path that tokenizes bodies of both APIs, in vLLM and SGLang.
 pub const PATH: &str = "/tokenize";
@@ -73,9 +75,18 @@ fn tool() -> Value {
 
 /// The ids that a kind's canary has here. `None` where this model's template takes no such chat: then there is nothing to
 /// compare.
-pub fn ids(model: &Model, kind: Kind, body: &str, local_seconds: u64) -> Option<Vec<u32>> {
+pub fn ids(
+    model: &Model,
+    rules: &Arc<Rules>,
+    kind: Kind,
+    body: &str,
+    local_seconds: u64,
+) -> Option<Vec<u32>> {
     let api = if kind == Kind::Text { Api::Completions } else { Api::Chat };
-    let prompt = request::parse(api, body.as_bytes()).ok()?;
+    let mut prompt = request::parse(api, body.as_bytes()).ok()?;
+    if let Input::Chat(chat) = &mut prompt.input {
+        chat.rules = Arc::clone(rules);
+    }
     model.token_ids(&prompt, local_seconds).ok()
 }
 

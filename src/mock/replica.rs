@@ -45,6 +45,8 @@ pub enum Skew {
     Extra,
     /// All ids differ, no count does: only `cached_tokens` can tell.
     Ids,
+    /// One id stands for the other everywhere, as in a vocabulary that has two words mixed up.
+    Swapped(u32, u32),
 }
 
 impl Default for ReplicaConfig {
@@ -69,6 +71,7 @@ impl Skew {
         match value.as_str()? {
             "extra" => Some(Self::Extra),
             "ids" => Some(Self::Ids),
+            // A pair needs no name: tests set it themselves.
             _ => None,
         }
     }
@@ -78,6 +81,13 @@ impl Skew {
         match self {
             Self::Extra => prompt.insert(0, 1),
             Self::Ids => prompt.iter_mut().for_each(|id| *id = id.wrapping_add(1)),
+            Self::Swapped(one, other) => prompt.iter_mut().for_each(|id| {
+                *id = match *id {
+                    id if id == one => other,
+                    id if id == other => one,
+                    id => id,
+                };
+            }),
         }
         prompt
     }

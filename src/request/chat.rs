@@ -11,7 +11,7 @@ use serde::de::MapAccess;
 use serde_json::{Map, Value};
 use std::sync::Arc;
 
-const FIELDS: [&str; 13] = [
+const FIELDS: [&str; 14] = [
     "add_generation_prompt",
     "chat_template",
     "chat_template_kwargs",
@@ -23,6 +23,7 @@ const FIELDS: [&str; 13] = [
     "messages",
     "mm_processor_kwargs",
     "reasoning_effort",
+    "tool_choice",
     "tools",
     "use_beam_search",
 ];
@@ -48,11 +49,13 @@ pub(super) fn parse(body: &[u8]) -> Result<Prompt, RequestError> {
     let mut fields = Shared::default();
     read(body, &mut fields)?;
     refuse_what_cannot_be_known(&fields)?;
-    let (messages, media) = messages(&mut fields)?;
+    let mut media = Vec::new();
+    let messages = messages(&mut fields, &mut media)?;
     let chat = Chat {
         messages,
         media,
         tools: tools(&mut fields)?,
+        tool_choice: fields.0.remove("tool_choice").filter(|choice| !choice.is_null()),
         documents: documents(&mut fields)?,
         reasoning_effort: fields.text("reasoning_effort")?,
         template_arguments: template_arguments(&mut fields)?,
@@ -61,9 +64,6 @@ pub(super) fn parse(body: &[u8]) -> Result<Prompt, RequestError> {
         add_special_tokens: fields.switch("add_special_tokens", false)?,
         rules: Arc::new(Rules::default()),
     };
-    if chat.continue_final_message && chat.add_generation_prompt {
-        return Err(RequestError::Field("continue_final_message"));
-    }
     Ok(Prompt {
         model: fields.text("model")?,
         truncation: fields.truncation()?,
@@ -101,24 +101,24 @@ fn take_list(fields: &mut Shared, name: &'static str) -> Result<Option<Vec<Value
 
 type Messages = Vec<Map<String, Value>>;
 
-/// The messages, and the media that were in them.
-fn messages(fields: &mut Shared) -> Result<(Messages, Vec<Media>), RequestError> {
+/// The messages, without their media.
+fn messages(fields: &mut Shared, media: &mut Vec<Media>) -> Result<Messages, RequestError> {
     let messages = match take_list(fields, "messages") {
         Ok(Some(messages)) if !messages.is_empty() => messages,
         _ => return Err(RequestError::NoPrompt),
     };
-    let (mut read, mut media) = (Vec::with_capacity(messages.len()), Vec::new());
+    let mut read = Vec::with_capacity(messages.len());
     for message in messages {
         let Value::Object(mut message) = message else {
             return Err(RequestError::Field("messages"));
         };
-        media::take_from(&mut message, &mut media)?;
+        media::take_from(&mut message, media)?;
         if !message.get("role").is_some_and(Value::is_string) {
             return Err(RequestError::Field("messages"));
         }
         read.push(message);
     }
-    Ok((read, media))
+    Ok(read)
 }
 
 fn tools(fields: &mut Shared) -> Result<Option<Vec<Map<String, Value>>>, RequestError> {
@@ -240,17 +240,6 @@ mod tests {
         check(r#", "kv_transfer_params": {"do_remote_decode": true}"#, Ok(()));
         let limit = r#", "truncate_prompt_tokens": -1"#;
         check(limit, Err(RequestError::Unsupported("truncate_prompt_tokens")));
-    }
-
-    #[test]
-    fn continuing_and_a_generation_prompt_exclude_each_other() {
-        let conflict = Err(RequestError::Field("continue_final_message"));
-        check(
-            r#", "continue_final_message": true, "add_generation_prompt": true"#,
-            conflict.clone(),
-        );
-        check(r#", "continue_final_message": true"#, conflict);
-        check(r#", "continue_final_message": true, "add_generation_prompt": false"#, Ok(()));
     }
 
     #[test]

@@ -65,6 +65,8 @@ pub struct Chat {
     pub media: Vec<Media>,
     /// `tools`, each an object with a `function` that has a `name`.
     pub tools: Option<Vec<Map<String, Value>>>,
+    /// `tool_choice`, as far as it leaves out tools.
+    pub tool_choice: Option<Value>,
     /// `documents`, for templates that know them.
     pub documents: Option<Vec<Value>>,
     /// `reasoning_effort`, which also sets `enable_thinking` unless the arguments do.

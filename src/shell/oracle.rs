@@ -100,7 +100,7 @@ impl Oracle {
             for kind in canary::KINDS {
                 let body = canary::body(kind, name);
                 let local = host::wall_seconds().saturating_add_signed(config.engine_utc_offset_s);
-                if let Some(ids) = canary::ids(&loaded, kind, &body, local) {
+                if let Some(ids) = canary::ids(&loaded, &model.rules, kind, &body, local) {
                     let (model, body) = (model.identity(), body.into_bytes());
                     self.ask(replica, Question { model, kind, body, ids }, "canary");
                 }

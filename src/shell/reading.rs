@@ -11,13 +11,14 @@ use crate::drift::Shape;
 use crate::metrics;
 use crate::model::{self, Model};
 use crate::replicas::Moment;
-use crate::request::{self, Api, Prompt};
+use crate::request::{self, Api, Input, Prompt};
 use crate::route::{self, Reason};
 use crate::tokens::blocks::{ChainSeed, Chains};
 use crate::tokens::ids::Ids;
 use std::cell::RefCell;
 use std::collections::VecDeque;
 use std::rc::{Rc, Weak};
+use std::sync::Arc;
 use std::time::Duration;
 
 /// How long one callback reads. A fifth of the 50 ms that no callback may exceed, since steps that cannot be divided
@@ -186,6 +187,11 @@ impl Turn {
         let named = shared.config.model_named(prompt.model.as_deref());
         let index = named.ok_or(Reason::UnknownModel)?;
         let model = shared.models.model(index)?;
+        if let (Input::Chat(chat), Some(config)) =
+            (&mut prompt.input, shared.config.models.get(index))
+        {
+            chat.rules = Arc::clone(&config.rules);
+        }
         let local = host::wall_seconds().saturating_add_signed(shared.config.engine_utc_offset_s);
         let shape = Shape::of(self.api, &prompt);
         let reading = Box::new(model::Reading::new(&mut prompt, local));

@@ -427,6 +427,11 @@ fn sampled(
     now: Moment,
 ) -> Option<Vec<u8>> {
     let kind = known.shape.kind.filter(|_| known.shape.is_known_to_tokenize())?;
+    let rules = shared.config.models.get(known.index).map(|model| &model.rules);
+    // It does not know `tool_choice`.
+    if kind == Kind::Tools && rules.is_some_and(|rules| rules.exclude_tools_when_tool_choice_none) {
+        return None;
+    }
     let can_be_asked = shared.config.cluster_named(cluster)?.poll.is_some();
     let is_single = known.prompt.usage_is_comparable && known.ids.unread.is_none();
     if !can_be_asked || !is_single || body_bytes > canary::MAX_SAMPLE_BYTES {

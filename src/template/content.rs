@@ -26,6 +26,13 @@ impl ContentFormat {
     }
 }
 
+/// Whether a loop goes over the content of a message with one of these names.
+pub(super) fn loops_over_content_of(source: &str, messages: &[&str]) -> bool {
+    blocks(source).iter().filter_map(for_loop).any(|(_, iterated)| {
+        messages.iter().any(|name| is_elements(iterated, name, Some("content")))
+    })
+}
+
 /// A loop or assignment target that is not one plain name.
 struct NotAName;
 

@@ -8,11 +8,13 @@ mod bounds;
 mod builtins;
 mod clock;
 mod content;
+mod engines;
 mod final_message;
 mod harmony;
 mod normalise;
 mod python;
 mod renderer;
+mod transformers;
 mod values;
 
 use crate::request::Chat;
@@ -173,16 +175,17 @@ impl ChatTemplate {
         })
     }
 
-    /// Renders variables as they are, without the engine's normalisation: what transformers'
-    /// `apply_chat_template` does with them, `continue_final_message` included.
+    /// Renders what transformers' `apply_chat_template` is given, as it does, `continue_final_message` included: without
+    /// the engine's normalisation, and with transformers' own.
     ///
     /// # Errors
-    /// When the template raises or a limit is passed.
+    /// When it would refuse the messages, the template raises or a limit is passed.
     pub fn render_variables(
         &self,
-        variables: Map<String, Json>,
+        mut variables: Map<String, Json>,
         now: u64,
     ) -> Result<String, TemplateError> {
+        transformers::normalise(&mut variables)?;
         self.finish(Rendering::Variables(variables), now)
     }
 

@@ -6,41 +6,43 @@ use crate::prompts::{chat, next_turn, words};
 use crate::shipped::Part;
 use crate::stats::Scrape;
 use serde_json::{Value, json};
-use std::io::Read as _;
-use std::path::{Path, PathBuf};
+use std::path::PathBuf;
 use std::sync::Arc;
 use warmpath::mock::engine::EngineConfig;
 use warmpath::mock::{Handle, Skew};
+use warmpath::request::{self, Api};
 
-/// A file of the Qwen3 model that the tests come with.
-fn model_file(name: &str) -> Vec<u8> {
-    let path = Path::new(env!("CARGO_MANIFEST_DIR")).join("tests/data/models/qwen3").join(name);
-    std::fs::read(&path).unwrap_or_else(|error| panic!("{}: {error}", path.display()))
-}
+/// Where the checksum of a prepared file stands, and where what it covers begins.
+const CHECKSUM: usize = 24;
+const CHECKED_FROM: usize = 32;
 
-/// Qwen3, prepared with one thing wrong.
-fn prepared(change: impl FnOnce(&mut Value, &mut String)) -> PathBuf {
-    let mut text = String::new();
-    let packed = model_file("tokenizer.json.gz");
-    flate2::read::GzDecoder::new(&packed[..]).read_to_string(&mut text).unwrap();
-    let mut tokenizer: Value = serde_json::from_str(&text).unwrap();
-    let config = String::from_utf8(model_file("tokenizer_config.json")).unwrap();
-    let config_json: Value = serde_json::from_str(&config).unwrap();
-    let mut template = config_json["chat_template"].as_str().expect("a template").to_owned();
-    change(&mut tokenizer, &mut template);
-    let bytes =
-        warmpath::tokens::prepared::prepare(&tokenizer.to_string(), &config, Some(&template));
+/// The prepared file with another template, which is as long: its turns begin with no special token, but its text.
+fn with_a_wrong_template(files: &Files) -> PathBuf {
+    const RIGHT: &[u8] = b"'<|im_start|>' + message.role + '\\n' + content + '";
+    const WRONG: &[u8] = b"'<|im_STARt|>' + message.role + '\\n' + content + '";
+    let mut bytes = std::fs::read(&files.prepared).unwrap();
+    let at = bytes.windows(RIGHT.len()).position(|part| part == RIGHT).expect("the template");
+    bytes[at..at + WRONG.len()].copy_from_slice(WRONG);
+    let checksum = xxhash_rust::xxh3::xxh3_64(&bytes[CHECKED_FROM..]);
+    bytes[CHECKSUM..CHECKED_FROM].copy_from_slice(&checksum.to_le_bytes());
     let path = fresh_folder().join("wrong.warmpath");
-    std::fs::write(&path, bytes.unwrap_or_else(|error| panic!("{}", error.0))).unwrap();
+    std::fs::write(&path, bytes).unwrap();
     path
 }
 
-/// Two workers with this file in the place of the right one, which is at `/right.warmpath`.
-async fn start(files: &Files, wrong: PathBuf, plugin: impl FnOnce(&mut Value)) -> Rig {
-    let mut plan = Plan::new(2, 2).plugin(plugin);
-    plan.config.serve_file_as("/right.warmpath", &files.prepared);
-    plan.config.watch(Part::Filter);
-    Rig::start(&Files { prepared: wrong, ..files.clone() }, plan).await
+/// Two replicas that have the ids of two words mixed up.
+fn with_swapped_ids(words: [&str; 2]) -> Plan {
+    let id = |word: &str| {
+        let body = json!({"prompt": word}).to_string();
+        let prompt = request::parse(Api::Completions, body.as_bytes()).unwrap();
+        let ids = QWEN3.token_ids(&prompt, 0).unwrap();
+        assert_eq!(ids.len(), 1, "{word}");
+        ids[0]
+    };
+    let mut plan = Plan::new(2, 2);
+    let skew = Skew::Swapped(id(words[0]), id(words[1]));
+    plan.replicas.iter_mut().for_each(|replica| replica.skew = Some(skew));
+    plan
 }
 
 fn trusted(scrape: &Scrape, kind: &str) -> f64 {
@@ -64,12 +66,14 @@ async fn send(rig: &Rig, asks: impl Iterator<Item = Ask>) {
 #[test]
 fn a_wrong_template_trips_the_alarm_within_twenty_responses() {
     with_envoy("a_wrong_template_trips_the_alarm_within_twenty_responses", |files| async move {
-        let wrong = prepared(|_, template| template.insert_str(0, "{{- 'Today.' }}"));
         // Responses alone must do.
-        let no_canary = |plugin: &mut Value| {
+        let mut plan = Plan::new(2, 2).plugin(|plugin| {
             plugin["drift"] = json!({"canary_ms": 0, "hold_ms": 0});
-        };
-        let mut rig = start(&files, wrong, no_canary).await;
+        });
+        plan.config.serve_file_as("/right.warmpath", &files.prepared);
+        plan.config.watch(Part::Filter);
+        let wrong = Files { prepared: with_a_wrong_template(&files), ..files.clone() };
+        let mut rig = Rig::start(&wrong, plan).await;
         let ask =
             |seed| Ask::chat(&chat(seed, 100, 1)).header("x-request-id", format!("id-{seed}"));
         send(&rig, (0..20).map(ask)).await;
@@ -116,14 +120,8 @@ fn a_wrong_template_trips_the_alarm_within_twenty_responses() {
 #[test]
 fn other_ids_in_the_same_number_trip_the_alarm() {
     with_envoy("other_ids_in_the_same_number_trip_the_alarm", |files| async move {
-        // Two words of the canary's and of the prompts'.
-        let wrong = prepared(|tokenizer, _| {
-            let vocabulary = tokenizer["model"]["vocab"].as_object_mut().unwrap();
-            let ids = ["\u{120}the", "\u{120}with"].map(|word| vocabulary[word].clone());
-            vocabulary["\u{120}the"] = ids[1].clone();
-            vocabulary["\u{120}with"] = ids[0].clone();
-        });
-        let rig = start(&files, wrong, |_| {}).await;
+        // Two words of the canary's.
+        let rig = Rig::start(&files, with_swapped_ids([" the", " with"])).await;
         let scrape = rig
             .eventually("the verdict", |scrape| {
                 trusted(scrape, "chat") + trusted(scrape, "text") == 0.0
@@ -141,16 +139,10 @@ fn other_ids_in_the_same_number_trip_the_alarm() {
 #[test]
 fn ids_that_no_canary_has_are_found_in_clients_prompts() {
     with_envoy("ids_that_no_canary_has_are_found_in_clients_prompts", |files| async move {
-        let wrong = prepared(|tokenizer, _| {
-            let vocabulary = tokenizer["model"]["vocab"].as_object_mut().unwrap();
-            let ids = ["\u{120}river", "\u{120}castle"].map(|word| vocabulary[word].clone());
-            vocabulary["\u{120}river"] = ids[1].clone();
-            vocabulary["\u{120}castle"] = ids[0].clone();
-        });
-        let rig = start(&files, wrong, |plugin| {
+        let plan = with_swapped_ids([" river", " castle"]).plugin(|plugin| {
             plugin["drift"] = json!({"canary_ms": 1000});
-        })
-        .await;
+        });
+        let rig = Rig::start(&files, plan).await;
         let equal = [("oracle", "canary"), ("result", "equal")];
         rig.eventually("canaries", |scrape| scrape.sum("warmpath_oracle_total", &equal) >= 6.0)
             .await;

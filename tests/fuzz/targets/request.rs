@@ -98,7 +98,6 @@ fn bodies(data: &[u8]) {
         let Ok(prompt) = parsed else { continue };
         if let Input::Chat(chat) = &prompt.input {
             assert!(!chat.messages.is_empty());
-            assert!(!(chat.continue_final_message && chat.add_generation_prompt));
         }
         if let Some(salt) = &prompt.cache_salt {
             assert!(!salt.is_empty() && salt.chars().count() <= 128);

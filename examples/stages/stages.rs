@@ -1,0 +1,270 @@
+//! What each stage of a decision takes, alone: natively and, the same code, in Envoy's VM.
+//!
+//! Beside prompts of common lengths there is the worst that the filter lets in, for each stage its own. A stage that works
+//! in steps shows its longest, which is what it can hold a worker for.
+
+use crate::text::Random;
+use serde_json::{Value, json};
+use std::hint::black_box;
+use std::time::{Duration, Instant};
+use warmpath::charge::Charges;
+use warmpath::config::Config;
+use warmpath::index::PrefixIndex;
+use warmpath::replicas::strikes::Strikes;
+use warmpath::replicas::{Member, Moment, ReplicaTable};
+use warmpath::request::{self, Api, Input};
+use warmpath::route::{self, PromptKnowledge, Question, RouteConfig, View};
+use warmpath::template::{Renderer, Rendering};
+use warmpath::tokens::Tokenizer;
+use warmpath::tokens::blocks::{BlockSize, ChainSeed, Chains};
+use warmpath::tokens::prepared::{Loader, Prepared, Progress};
+
+/// A case is repeated for this long: V8 compiles what is hot meanwhile.
+const LONG_ENOUGH: Duration = Duration::from_millis(300);
+
+/// Bodies up to this size are held.
+const MAX_BODY: usize = 4 << 20;
+
+const MAX_REPLICAS: usize = 1024;
+
+const CONFIGURATION: &[u8] = br#"{
+    "models": [{"name": "m", "prepared": {"cluster": "f", "path": "/m"}}],
+    "clusters": [{"name": "c", "admin_cluster": "a", "poll_cluster": "p"}]
+}"#;
+
+/// One case: how long all of it takes, and its longest step.
+pub struct Figure {
+    pub stage: &'static str,
+    pub input: String,
+    pub us: f64,
+    pub longest_us: f64,
+}
+
+type Step = Box<dyn FnMut(&mut Steps)>;
+
+/// A case that is still to be run.
+pub struct Case {
+    stage: &'static str,
+    input: String,
+    run: Step,
+}
+
+/// The steps of one repetition.
+#[derive(Default)]
+pub struct Steps(Vec<Duration>);
+
+impl Steps {
+    fn time<T>(&mut self, act: impl FnOnce() -> T) -> T {
+        let began = Instant::now();
+        let result = act();
+        self.0.push(began.elapsed());
+        result
+    }
+}
+
+impl Case {
+    fn new(stage: &'static str, input: &str, run: impl FnMut(&mut Steps) + 'static) -> Self {
+        Self { stage, input: input.to_owned(), run: Box::new(run) }
+    }
+
+    /// Repeats it, and takes the least of each: whatever else the machine does only adds to it.
+    pub fn run(mut self) -> Figure {
+        let (mut least, mut longest, mut count) = (Duration::MAX, Duration::MAX, 0);
+        let begun = Instant::now();
+        while count < 3 || begun.elapsed() < LONG_ENOUGH {
+            let mut steps = Steps::default();
+            (self.run)(&mut steps);
+            least = least.min(steps.0.iter().sum());
+            longest = longest.min(steps.0.iter().max().copied().unwrap_or_default());
+            count += 1;
+        }
+        let Self { stage, input, .. } = self;
+        let us = |time: Duration| time.as_secs_f64() * 1e6;
+        Figure { stage, input, us: us(least), longest_us: us(longest) }
+    }
+}
+
+/// The model's parts, kept for good: cases borrow them.
+pub struct Parts {
+    tokenizer: &'static Tokenizer,
+    renderer: &'static Renderer,
+}
+
+impl Parts {
+    /// From a prepared file.
+    pub fn load(bytes: Vec<u8>) -> Result<Self, String> {
+        let mut loader = Loader::new(bytes).map_err(|error| error.0)?;
+        loop {
+            if let Progress::Ready(prepared) = loader.step().map_err(|error| error.0)? {
+                let Prepared { tokenizer, chat_template, renderer, special_tokens } = *prepared;
+                let renderer = Renderer::new(renderer, &chat_template, &special_tokens);
+                let renderer = renderer.map_err(|error| error.to_string())?;
+                return Ok(Self {
+                    tokenizer: Box::leak(Box::new(tokenizer)),
+                    renderer: Box::leak(Box::new(renderer.ok_or("the model renders no chats")?)),
+                });
+            }
+        }
+    }
+
+    /// Every case.
+    pub fn cases(&self) -> Vec<Case> {
+        let mut cases = Vec::new();
+        for (name, bytes) in [("1k", 4_000), ("10k", 40_000), ("100k", 400_000)] {
+            let body = chat(&Random::new(7).messages(bytes));
+            let text = self.text_of(&body);
+            cases.push(parse(name, body.clone()));
+            cases.extend(self.rendering(name, body));
+            cases.push(self.tokenize(name, text));
+            cases.push(hash(name, bytes as u32 / 4));
+            cases.push(look_up(name, bytes as u32 / 4, 4));
+        }
+        self.worst(&mut cases);
+        cases
+    }
+
+    fn worst(&self, cases: &mut Vec<Case>) {
+        let message = |content: Value| json!({"role": "user", "content": content});
+        let escapes = format!(
+            "{{\"messages\":[{{\"role\":\"user\",\"content\":\"{}\"}}]}}",
+            "\\u0435\\n".repeat(MAX_BODY / 8 - 20)
+        );
+        cases.push(parse("worst: 4 MB of escapes", escapes.into_bytes()));
+        let objects = chat(&[
+            message(json!("a")),
+            json!({"role": "user", "content": "a", "x": vec![json!({"k": 1}); 24_000]}),
+        ]);
+        cases.push(parse("worst: 48,000 values", objects));
+        let many = chat(&vec![message(json!("a")); 16_000]);
+        cases.extend(self.rendering("worst: 16,000 messages", many));
+        let parts = Value::from(vec![json!({"type": "text", "text": "a"}); 16]);
+        let many = chat(&vec![message(parts); 900]);
+        cases.extend(self.rendering("worst: 14,400 content parts", many));
+        let schema =
+            json!({"type": "string", "description": "a \"name\" or <tag> & more. ".repeat(50)});
+        let tool = |n: usize| json!({"type": "function", "function": {"name": format!("f{n}"), "parameters": {"type": "object", "properties": {"a": schema, "b": schema}}}});
+        let tools: Vec<Value> = (0..1_400).map(tool).collect();
+        let body = json!({"model": "m", "messages": [message(json!("a"))], "tools": tools});
+        cases.extend(self.rendering("worst: 1,400 tools, 4 MB", body.to_string().into_bytes()));
+        for (name, text) in [
+            ("worst: one word of 500 KB", "ab".repeat(250_000)),
+            ("worst: 500 KB of spaces", " ".repeat(500_000)),
+            ("worst: 500 KB of marks", "e\u{301}\u{323}".repeat(100_000)),
+            ("worst: 4 MB of prose", Random::new(9).text(MAX_BODY)),
+        ] {
+            cases.push(self.tokenize(name, text));
+        }
+        cases.push(hash("worst: 1,048,576 ids", 1 << 20));
+        cases.push(look_up(
+            "worst: 1,024 replicas that hold all of 1,048,576",
+            1 << 20,
+            MAX_REPLICAS,
+        ));
+    }
+
+    fn chat_of(body: &[u8]) -> Option<Box<warmpath::request::Chat>> {
+        match request::parse(Api::Chat, body).ok()?.input {
+            Input::Chat(chat) => Some(chat),
+            _ => None,
+        }
+    }
+
+    fn text_of(&self, body: &[u8]) -> String {
+        let mut rendering = Self::chat_of(body).map(Rendering::Chat);
+        while let Some(next) = rendering {
+            if let Rendering::Text(text) = next {
+                return text;
+            }
+            rendering = self.renderer.step(next, 0).ok();
+        }
+        String::new()
+    }
+
+    /// What the engine does to a chat before its template, and the template; none where the filter refuses the chat.
+    fn rendering(&self, input: &str, body: Vec<u8>) -> Vec<Case> {
+        let renderer = self.renderer;
+        let Some(chat) = Self::chat_of(&body) else { return Vec::new() };
+        let again = chat.clone();
+        vec![
+            Case::new("normalise", input, move |steps| {
+                let chat = Rendering::Chat(chat.clone());
+                let _ = black_box(steps.time(|| renderer.step(chat, 0)));
+            }),
+            Case::new("render", input, move |steps| {
+                let Ok(mut rendering) = renderer.step(Rendering::Chat(again.clone()), 0) else {
+                    return;
+                };
+                while !matches!(rendering, Rendering::Text(_) | Rendering::Pieces(_)) {
+                    let Ok(next) = steps.time(|| renderer.step(rendering, 0)) else { return };
+                    rendering = next;
+                }
+                black_box(rendering);
+            }),
+        ]
+    }
+
+    fn tokenize(&self, input: &str, text: String) -> Case {
+        let tokenizer = self.tokenizer;
+        Case::new("tokenize", input, move |steps| {
+            let Ok(mut encoding) = tokenizer.begin(text.clone(), false) else { return };
+            while let Ok(None) = steps.time(|| encoding.go_on(tokenizer, &mut || false)) {}
+        })
+    }
+}
+
+fn chat(messages: &[Value]) -> Vec<u8> {
+    json!({"model": "m", "messages": messages}).to_string().into_bytes()
+}
+
+fn parse(input: &str, body: Vec<u8>) -> Case {
+    Case::new("parse", input, move |steps| {
+        // What is parsed is dropped in the same callback.
+        steps.time(|| drop(black_box(request::parse(Api::Chat, &body))));
+    })
+}
+
+fn hash(input: &str, tokens: u32) -> Case {
+    let ids: Vec<u32> = (0..tokens).collect();
+    Case::new("hash", input, move |steps| {
+        let Some(size) = BlockSize::new(16) else { return };
+        let mut chains = Chains::new(ChainSeed::new("m", None), &[size]);
+        while !steps.time(|| chains.go_on(&ids, &mut || false)) {}
+        black_box(chains);
+    })
+}
+
+fn look_up(input: &str, tokens: u32, replicas: usize) -> Case {
+    let ids: Vec<u32> = (0..tokens).collect();
+    let (mut table, mut index) = (ReplicaTable::default(), PrefixIndex::new());
+    let members: Vec<Member> = (0..replicas)
+        .map(|n| Member::healthy(format!("10.0.{}.{}:8000", n / 256, n % 256)))
+        .collect();
+    table.set_members("c", &members);
+    let config = Config::parse(CONFIGURATION).ok();
+    let route: Option<RouteConfig> = config.map(|config| config.route);
+    let sizes =
+        route.as_ref().map(|route| route::block_sizes(route, &table, "c")).unwrap_or_default();
+    let mut chains = Chains::new(ChainSeed::new("m", None), &sizes);
+    while !chains.go_on(&ids, &mut || true) {}
+    let hashes = chains.as_slice().first().map(|chain| chain.hashes().to_vec()).unwrap_or_default();
+    // In a large table only some hold it: what every replica holds would not fit into a VM.
+    for replica in table.iter().take(8) {
+        index.record(replica.id, 1 << 20, None, &hashes);
+    }
+    let (charges, strikes) = (Charges::default(), Strikes::default());
+    Case::new("look up", input, move |steps| {
+        let view = View {
+            table: &table,
+            index: &index,
+            charges: &charges,
+            strikes: &strikes,
+            now: Moment::default(),
+        };
+        let prompt = PromptKnowledge::Hashed { prompt_tokens: tokens, chains: chains.as_slice() };
+        let question =
+            Question { cluster: "c", model_names: &[], prompt, answer_limit: None, tie_seed: 3 };
+        if let Some(route) = &route {
+            black_box(steps.time(|| route::decide(route, &view, &question)));
+        }
+    })
+}
