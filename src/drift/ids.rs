@@ -1,7 +1,7 @@
 //! Token ids of the engine's own, where it tells them, against those made here.
 
+use crate::tokens::blocks::Chain;
 use serde_json::Value;
-use xxhash_rust::xxh3::Xxh3;
 
 /// The ids in an answer of `/tokenize`.
 pub fn answered(answer: &[u8]) -> Option<Vec<u32>> {
@@ -10,38 +10,23 @@ pub fn answered(answer: &[u8]) -> Option<Vec<u32>> {
     ids.map(|id| u32::try_from(id.as_u64()?).ok()).collect()
 }
 
-/// Where two prompts' ids differ first; none: they are equal.
-pub fn first_difference(ours: &[u32], theirs: &[u32]) -> Option<usize> {
-    let common = ours.iter().zip(theirs).take_while(|(ours, theirs)| ours == theirs).count();
-    (common < ours.len() || common < theirs.len()).then_some(common)
-}
-
-/// Ids that a [`Digest`] covers at most, evenly spread. With all of them a prompt of 100,000 tokens would cost half a
-/// millisecond at every request, for the few whose client asks for the ids.
-const COVERED: usize = 1024;
-
-/// What is kept of a prompt's ids until its response: their number, and up to 1,024 of them.
-#[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub struct Digest {
-    count: usize,
-    hash: u64,
-}
-
-impl Digest {
-    /// Of a prompt.
-    pub fn of(ids: &[u32]) -> Self {
-        let mut bytes = Vec::with_capacity(4 * COVERED.min(ids.len()));
-        let step = ids.len().div_ceil(COVERED).max(1);
-        bytes.extend(ids.iter().step_by(step).flat_map(|id| id.to_le_bytes()));
-        let mut hasher = Xxh3::new();
-        hasher.update(&bytes);
-        Self { count: ids.len(), hash: hasher.digest() }
+/// Where a prompt's ids differ first from those made here, to the block; none: they are equal. These are kept as their
+/// chain alone: a prompt's ids are not all made anew where the memo knows its beginning, and are megabytes.
+pub fn first_difference(ours: &Chain, theirs: &[u32]) -> Option<usize> {
+    let theirs = ours.of_same_origin(theirs);
+    if theirs == *ours {
+        return None;
     }
+    let blocks = ours.hashes().iter().zip(theirs.hashes());
+    Some(
+        blocks.take_while(|(ours, theirs)| ours == theirs).count()
+            * ours.block_size().get() as usize,
+    )
 }
 
 /// The ids behind `"prompt_token_ids"` in one JSON document of a response, wherever they stand in it: engines have them at
 /// the top or in a choice. A client's text cannot pass for the key, since its quotes come escaped.
-pub fn of_response(document: &[u8]) -> Option<Digest> {
+pub fn of_response(document: &[u8]) -> Option<Vec<u32>> {
     const KEY: &[u8] = b"\"prompt_token_ids\"";
     let mut from = 0;
     loop {
@@ -50,7 +35,7 @@ pub fn of_response(document: &[u8]) -> Option<Digest> {
         from = at + KEY.len();
         let escaped = at.checked_sub(1).and_then(|before| document.get(before)) == Some(&b'\\');
         if !escaped && let Some(ids) = list(document.get(from..)?) {
-            return Some(Digest::of(&ids));
+            return Some(ids);
         }
     }
 }
@@ -66,6 +51,7 @@ fn list(text: &[u8]) -> Option<Vec<u32>> {
 #[cfg(test)]
 mod tests {
     use super::*;
+    use crate::tokens::blocks::{BlockSize, ChainSeed};
 
     #[test]
     fn answers_are_read_and_compared() {
@@ -75,29 +61,27 @@ mod tests {
         for wrong in ["", "[]", "{}", r#"{"tokens": 3}"#, r#"{"tokens": [1, -2]}"#] {
             assert_eq!(answered(wrong.as_bytes()), None, "{wrong}");
         }
-        assert_eq!(first_difference(&[1, 2], &[1, 2]), None);
-        assert_eq!(first_difference(&[1, 2], &[1, 3]), Some(1));
-        assert_eq!(first_difference(&[1, 2], &[1]), Some(1));
-        assert_eq!(first_difference(&[], &[1]), Some(0));
     }
 
     #[test]
-    fn a_digest_tells_other_ids_and_another_number() {
-        let ids: Vec<u32> = (0..1024).collect();
-        for changed in [0, 1, 511, 1023] {
-            let mut other = ids.clone();
-            other[changed] = 77_777;
-            assert_ne!(Digest::of(&ids), Digest::of(&other), "{changed}");
-        }
-        let many: Vec<u32> = (0..100_000).collect();
-        assert_ne!(Digest::of(&many), Digest::of(&many[..99_999]));
-        let swapped: Vec<u32> = many.iter().map(|id| id ^ 1).collect();
-        assert_ne!(Digest::of(&many), Digest::of(&swapped));
+    fn a_difference_is_found_to_the_block_and_behind_the_last_one() {
+        let size = BlockSize::new(4).unwrap();
+        let ours: Vec<u32> = (0..10).collect();
+        let chain = Chain::new(ChainSeed::new("m", Some("s")), size, &ours);
+        let check = |theirs: &[u32], expected| {
+            assert_eq!(first_difference(&chain, theirs), expected, "{theirs:?}");
+        };
+        check(&ours, None);
+        check(&[0, 1, 2, 3, 4, 77, 6, 7, 8, 9], Some(4));
+        check(&[7, 1, 2, 3, 4, 5, 6, 7, 8, 9], Some(0));
+        check(&[0, 1, 2, 3, 4, 5, 6, 7, 8, 77], Some(8));
+        check(&ours[..9], Some(8));
+        check(&[], Some(0));
     }
 
     #[track_caller]
     fn check(document: &str, expected: Option<&[u32]>) {
-        assert_eq!(of_response(document.as_bytes()), expected.map(Digest::of), "{document}");
+        assert_eq!(of_response(document.as_bytes()), expected.map(<[u32]>::to_vec), "{document}");
     }
 
     #[test]

@@ -72,6 +72,11 @@ impl Shape {
             && !marked().any(|(field, _)| UNKNOWN_TO_TOKENIZE.contains(field))
     }
 
+    /// Whether it has images, sounds or videos.
+    pub fn has_media(&self) -> bool {
+        FIELDS.iter().zip(self.fields).any(|(field, is_there)| is_there && *field == "media")
+    }
+
     fn mark(&mut self, field: &str, is_there: bool) {
         let marks = FIELDS.iter().zip(&mut self.fields);
         for (_, mark) in marks.filter(|(name, _)| **name == field) {

@@ -2,7 +2,7 @@
 //!
 //! They come with the first event of a stream, or in the one document: later events are not looked through.
 
-use crate::drift::ids::{Digest, of_response};
+use crate::drift::ids::of_response;
 
 /// Events that are looked through: engines send the ids with the first, some one with the role alone in front of it.
 const LOOKED_THROUGH: u32 = 2;
@@ -11,7 +11,7 @@ const LOOKED_THROUGH: u32 = 2;
 #[derive(Debug, Default)]
 pub(super) struct PromptIds {
     documents: u32,
-    pub(super) found: Option<Digest>,
+    pub(super) found: Option<Vec<u32>>,
 }
 
 impl PromptIds {

@@ -31,12 +31,16 @@ pub enum Reason {
     NoPrompt,
     /// By load: the prompt has parts whose tokens cannot be known here.
     UnsupportedPrompt,
+    /// By load: the prompt goes on from one that only the engine has (`previous_response_id`, `conversation`, `prompt`).
+    StoredPrompt,
     /// By load: the chat template refused the messages, or would have worked too long on them.
     TemplateError,
     /// By load: the tokenizer refused the text.
     TokenizerError,
     /// By load: the prompt's turn did not come within `max_prompt_ms`, or it took longer to read.
     PromptTimeout,
+    /// By load: reading the prompt would have taken more processor time than `max_prompt_cpu_ms`, or did.
+    PromptCpu,
     /// By load: the body is longer than `max_body_bytes`, or, in chunks, than what of it may be held.
     BodyTooLarge,
     /// By load: the body is compressed.
@@ -63,7 +67,7 @@ pub enum Reason {
 
 impl Reason {
     /// All reasons, in the order of their declaration.
-    pub const ALL: [Self; 25] = [
+    pub const ALL: [Self; 27] = [
         Self::Prefix,
         Self::Cold,
         Self::PrefixBusy,
@@ -75,9 +79,11 @@ impl Reason {
         Self::InvalidJson,
         Self::NoPrompt,
         Self::UnsupportedPrompt,
+        Self::StoredPrompt,
         Self::TemplateError,
         Self::TokenizerError,
         Self::PromptTimeout,
+        Self::PromptCpu,
         Self::BodyTooLarge,
         Self::ContentEncoding,
         Self::NoBody,
@@ -105,9 +111,11 @@ impl Reason {
             Self::InvalidJson => "invalid_json",
             Self::NoPrompt => "no_prompt",
             Self::UnsupportedPrompt => "unsupported_prompt",
+            Self::StoredPrompt => "stored_prompt",
             Self::TemplateError => "template_error",
             Self::TokenizerError => "tokenizer_error",
             Self::PromptTimeout => "prompt_timeout",
+            Self::PromptCpu => "prompt_cpu",
             Self::BodyTooLarge => "body_too_large",
             Self::ContentEncoding => "content_encoding",
             Self::NoBody => "no_body",
@@ -128,6 +136,7 @@ impl From<&RequestError> for Reason {
         match error {
             RequestError::Json | RequestError::NotAnObject => Self::InvalidJson,
             RequestError::NoPrompt | RequestError::Field(_) => Self::NoPrompt,
+            RequestError::Stored => Self::StoredPrompt,
             RequestError::Unsupported(_) | RequestError::Media | RequestError::TooManyValues => {
                 Self::UnsupportedPrompt
             }

@@ -12,6 +12,7 @@ use crate::drift::rota::Rota;
 use crate::drift::{HURRY, Kind, Outcome, Signal, canary, ids};
 use crate::metrics;
 use crate::replicas::{Health, Moment, Replica, ReplicaId, ReplicaTable};
+use crate::tokens::blocks::{BlockSize, Chain, ChainSeed};
 use hashbrown::HashMap;
 use std::rc::Rc;
 use std::time::Duration;
@@ -20,7 +21,7 @@ use std::time::Duration;
 /// and its successor asks every replica anew; doubled, so is the time without canaries when it is gone.
 const LEASE_TERM: Duration = Duration::from_secs(5);
 
-/// Questions under way: three canaries of each of a few models. Each holds its ids, some kilobytes.
+/// Questions under way: three canaries of each of a few models. Each holds its chain, some kilobytes.
 const MAX_ASKED: usize = 32;
 
 /// How often what is distrusted for its ids is asked about.
@@ -31,7 +32,7 @@ pub struct Question {
     pub model: u64,
     pub kind: Kind,
     pub body: Vec<u8>,
-    pub ids: Vec<u32>,
+    pub chain: Chain,
 }
 
 struct Asked {
@@ -101,8 +102,10 @@ impl Oracle {
                 let body = canary::body(kind, name);
                 let local = host::wall_seconds().saturating_add_signed(config.engine_utc_offset_s);
                 if let Some(ids) = canary::ids(&loaded, &model.rules, kind, &body, local) {
+                    let (seed, size) = (ChainSeed::new(name, None), BlockSize::MIN);
+                    let chain = Chain::new(seed, size, &ids);
                     let (model, body) = (model.identity(), body.into_bytes());
-                    self.ask(replica, Question { model, kind, body, ids }, "canary");
+                    self.ask(replica, Question { model, kind, body, chain }, "canary");
                 }
             }
         }
@@ -138,10 +141,10 @@ impl Oracle {
         body_size: usize,
     ) -> bool {
         let Some(Asked { question, oracle }) = self.asked.remove(&token) else { return false };
-        let Question { model, kind, ids, .. } = question;
+        let Question { model, kind, chain, .. } = question;
         let now = host::now();
         let (result, theirs) = read(num_headers, body_size);
-        let difference = theirs.as_deref().map(|theirs| ids::first_difference(&ids, theirs));
+        let difference = theirs.as_deref().map(|theirs| ids::first_difference(&chain, theirs));
         let result = match difference {
             Some(None) => "equal",
             Some(Some(_)) => "differs",
@@ -158,7 +161,7 @@ impl Oracle {
                 "model {name:?}: a replica's /tokenize made other ids of a {oracle} {} prompt than are made here: \
                  {theirs} tokens there, {} here, from token {at} on",
                 kind.as_str(),
-                ids.len()
+                chain.token_count()
             );
         }
         let distrusted = trust.verdict(model, kind).and_then(|verdict| verdict.distrust);

@@ -10,13 +10,14 @@ use super::root::Shared;
 use super::{ROUTING_HEADER, host, meters};
 use crate::config::ModelConfig;
 use crate::drift::evidence::At;
-use crate::drift::ids::Digest;
+use crate::drift::ids::first_difference;
 use crate::drift::{Kind, Outcome, Shape, Signal, canary};
-use crate::feedback::{self, Feedback, Usage};
+use crate::feedback::{self, ExactAnswer, Feedback, Usage};
 use crate::metrics;
 use crate::model::Model;
 use crate::replicas::attempts::{Attempts, Seen};
 use crate::replicas::{Moment, ReplicaId};
+use crate::request::Prompt;
 use crate::route::{self, Decision, PromptKnowledge, Question, Reason};
 use crate::share::log::{Fate, Record};
 use crate::tokens::blocks::{BlockHash, Chain};
@@ -66,11 +67,13 @@ struct PromptFacts {
     identity: u64,
     usage_is_comparable: bool,
     shape: Shape,
-    digest: Digest,
+    /// Its chain, where the decision does not have it.
+    chain: Option<Chain>,
     /// Whether the prediction rests on what the replica was just seen to compute.
     is_proven: bool,
     /// To be asked about once it has been served.
     sample: Option<Asking>,
+    is_continued: bool,
 }
 
 impl Routed {
@@ -93,14 +96,17 @@ impl Routed {
         shared.fleet.link.publish(now);
         let proven = is_proven(shared, &decision, now);
         let body_bytes = held.body_bytes;
-        let prompt = held.known.ok().map(|known| {
+        let mut prompt = held.known.ok().map(|known| {
             let sampled = sampled(shared, held.cluster, &known, body_bytes, now);
             PromptFacts {
                 is_proven: proven,
                 ..PromptFacts::counted(shared, *known, &decision, sampled)
             }
         });
-        let kept = Kept::within_bounds(&mut decision.chain);
+        let kept = match &mut prompt {
+            Some(prompt) if prompt.chain.is_some() => Kept::within_bounds(&mut prompt.chain),
+            _ => Kept::within_bounds(&mut decision.chain),
+        };
         Ok(Self {
             replica,
             address,
@@ -276,10 +282,17 @@ impl Routed {
             return;
         }
         let usage = feedback.usage();
-        let Some(answer) = feedback.exact_answer() else { return };
-        // The response is over and cannot be held: what does not fit into this callback is not learned.
-        let mut more = until(host::now());
-        let Ok(Some(ids)) = prompt.model.answer_ids(answer, &mut more) else { return };
+        let answer = feedback.exact_answer().filter(|_| prompt.is_continued);
+        let Some(answer) = answer else { return };
+        let ids = match answer {
+            ExactAnswer::Tokens(ids) => ids.to_vec(),
+            ExactAnswer::Text(text) => {
+                // The response is over and cannot be held: what does not fit into this callback is not learned.
+                let mut more = until(host::now());
+                let Ok(Some(ids)) = prompt.model.answer_ids(text, &mut more) else { return };
+                ids
+            }
+        };
         let cached = feedback::cached_answer_tokens(ids.len(), usage);
         let Some(chain) = &mut self.decision.chain else { return };
         if let Some((parent, blocks)) = extended(chain, ids.get(..cached).unwrap_or_default()) {
@@ -292,7 +305,10 @@ impl Routed {
     fn check(&self, shared: &mut Shared<'_>, feedback: &Feedback) -> Option<String> {
         let prompt = self.prompt.as_ref().filter(|prompt| prompt.usage_is_comparable)?;
         let (model, now) = (&prompt.model_name, host::now());
-        let ids_differ = feedback.prompt_ids().map(|ids| ids != prompt.digest);
+        let chain = self.decision.chain.as_ref().or(prompt.chain.as_ref());
+        // Media have numbers of their own in the chain.
+        let ids = feedback.prompt_ids().zip(chain).filter(|_| !prompt.shape.has_media());
+        let ids_differ = ids.map(|(ids, chain)| first_difference(chain, ids).is_some());
         if let Some(differs) = ids_differ {
             let result = if differs { "differs" } else { "equal" };
             meters::add(&metrics::ORACLE, &[model, "response", result], 1);
@@ -373,22 +389,31 @@ impl PromptFacts {
         let model_name =
             shared.config.model_names(known.index).first().cloned().unwrap_or_default();
         let cached = decision.chosen().map_or(0, |chosen| chosen.overlap_tokens);
-        meters::add(&metrics::PROMPT_TOKENS, &[&model_name], known.ids.known.len() as u64);
+        meters::add(&metrics::PROMPT_TOKENS, &[&model_name], known.chained.tokens as u64);
         meters::add(&metrics::PREDICTED_CACHED_TOKENS, &[&model_name], cached.into());
-        if let Some(unread) = known.ids.unread {
+        if let Some(unread) = known.chained.unread {
             meters::add(&metrics::PARTIAL_PROMPTS, &[unread.cause.as_str()], 1);
         }
-        let Known { prompt, shape, ids, model, index, .. } = known;
-        let (digest, identity) = (Digest::of(&ids.known), identity(shared, index));
-        let usage_is_comparable = prompt.usage_is_comparable && ids.unread.is_none();
-        let sample = sample_body.zip(shape.kind).map(|(body, kind)| Asking {
-            model: identity,
-            kind,
-            body,
-            ids: ids.known,
-        });
-        let is_proven = false;
-        Self { model, model_name, identity, usage_is_comparable, shape, digest, is_proven, sample }
+        let Known { prompt, shape, chained, model, index } = known;
+        let identity = identity(shared, index);
+        let Prompt { usage_is_comparable, is_continued, .. } = prompt;
+        let usage_is_comparable = usage_is_comparable && chained.unread.is_none();
+        let chain = || chained.chains.as_slice().first().cloned();
+        let sample = sample_body.zip(shape.kind).zip(chain());
+        let sample =
+            sample.map(|((body, kind), chain)| Asking { model: identity, kind, body, chain });
+        let chain = if decision.reason == Reason::PromptDistrusted { chain() } else { None };
+        Self {
+            model,
+            model_name,
+            identity,
+            usage_is_comparable,
+            shape,
+            chain,
+            is_proven: false,
+            sample,
+            is_continued,
+        }
     }
 }
 
@@ -433,7 +458,7 @@ fn sampled(
         return None;
     }
     let can_be_asked = shared.config.cluster_named(cluster)?.poll.is_some();
-    let is_single = known.prompt.usage_is_comparable && known.ids.unread.is_none();
+    let is_single = known.prompt.usage_is_comparable && known.chained.unread.is_none();
     if !can_be_asked || !is_single || body_bytes > canary::MAX_SAMPLE_BYTES {
         return None;
     }
@@ -447,9 +472,12 @@ fn decide(shared: &Shared<'_>, held: &Held<'_>, now: Moment) -> Decision {
         known.as_ref().map_or(&[][..], |known| shared.config.model_names(known.index));
     let prompt = match known {
         Ok(known) => {
-            let prompt_tokens = known.ids.token_count();
+            let prompt_tokens = known.chained.token_count();
             match is_trusted(shared, known) {
-                true => PromptKnowledge::Hashed { prompt_tokens, chains: known.chains.as_slice() },
+                true => PromptKnowledge::Hashed {
+                    prompt_tokens,
+                    chains: known.chained.chains.as_slice(),
+                },
                 // Its length may be a little wrong and still says more than the body's.
                 false => PromptKnowledge::Unknown {
                     reason: Reason::PromptDistrusted,

@@ -2,73 +2,40 @@
 //!
 //! Nothing here knows the time: `strftime_now` formats the one that the rendering was given.
 
-use super::python::{Dumps, List, write_str};
-use super::{NOW, Raised, clock};
+use super::python::{Dumps, is_namespace, text, write_str};
+use super::{NOW, Raised, clock, filters, methods};
 use minijinja::value::{Kwargs, Value, ValueKind};
 use minijinja::{Environment, Error, ErrorKind, State};
 
 /// Adds filters, tests and functions.
 pub(super) fn add_to(env: &mut Environment<'_>) {
-    env.set_unknown_method_callback(method);
+    env.set_unknown_method_callback(methods::call);
     env.set_formatter(|out, _, value| {
         write_str(out, value).map_err(|_| Error::new(ErrorKind::WriteFailure, "cannot be printed"))
     });
     env.add_filter("tojson", tojson);
-    env.add_filter("string", |value: &Value| text(value));
+    filters::add_to(env);
     env.add_test("iterable", |value: &Value| {
-        matches!(
-            value.kind(),
-            ValueKind::String | ValueKind::Seq | ValueKind::Map | ValueKind::Iterable
-        ) || value.is_undefined()
+        has_items(value) || value.kind() == ValueKind::Iterable && !is_namespace(value)
     });
+    env.add_test("sequence", has_items);
+    env.add_test("mapping", |value: &Value| value.kind() == ValueKind::Map && !is_namespace(value));
+    env.add_test("callable", |value: &Value| {
+        value.is_undefined() || value.kind() == ValueKind::Plain
+    });
+    env.add_function("namespace", namespace);
     env.add_function("raise_exception", raise_exception);
     env.add_function("strftime_now", strftime_now);
 }
 
-fn text(value: &Value) -> Result<String, Error> {
-    let mut text = String::new();
-    write_str(&mut text, value)
-        .map_err(|_| Error::new(ErrorKind::WriteFailure, "cannot be printed"))?;
-    Ok(text)
-}
-
-/// Python's string methods that `pycompat` lacks, then `pycompat`.
-fn method(state: &mut State, value: &Value, name: &str, args: &[Value]) -> Result<Value, Error> {
-    match (value.as_str(), name) {
-        (Some(text), "rsplit") => rsplit(text, args),
-        _ => minijinja_contrib::pycompat::unknown_method_callback(state, value, name, args),
+/// Whether Python finds `len` and items, by whatever key.
+fn has_items(value: &Value) -> bool {
+    match value.kind() {
+        ValueKind::String | ValueKind::Seq | ValueKind::Undefined => true,
+        ValueKind::Map => !is_namespace(value),
+        ValueKind::Iterable => value.len().is_some(),
+        _ => false,
     }
-}
-
-fn rsplit(text: &str, args: &[Value]) -> Result<Value, Error> {
-    let (separator, limit): (Option<&str>, Option<i64>) = minijinja::value::from_args(args)?;
-    let limit = limit.and_then(|limit| usize::try_from(limit).ok()).unwrap_or(usize::MAX);
-    let mut parts: Vec<&str> = match separator {
-        Some("") => return Err(Error::new(ErrorKind::InvalidOperation, "empty separator")),
-        Some(separator) => text.rsplitn(limit.saturating_add(1), separator).collect(),
-        None => rsplit_at_white_space(text, limit),
-    };
-    parts.reverse();
-    Ok(Value::from_object(List(parts.into_iter().map(Value::from).collect())))
-}
-
-/// Last part first. What is left when the limit is reached keeps the white space it starts with, as in Python.
-fn rsplit_at_white_space(text: &str, limit: usize) -> Vec<&str> {
-    let mut parts = Vec::new();
-    let mut rest = text.trim_end();
-    while !rest.trim_start().is_empty() && parts.len() < limit {
-        let start = rest.rfind(char::is_whitespace);
-        let tail = match start {
-            Some(start) => rest.get(start..).unwrap_or_default().trim_start(),
-            None => rest,
-        };
-        parts.push(tail);
-        rest = rest.strip_suffix(tail).unwrap_or_default().trim_end();
-    }
-    if !rest.is_empty() {
-        parts.push(rest);
-    }
-    parts
 }
 
 /// `tojson(value, ensure_ascii=False, indent=None, separators=None, sort_keys=False)`.
@@ -108,6 +75,12 @@ fn indent(indent: Option<Value>) -> Result<Option<String>, Error> {
     Ok(Some(" ".repeat(usize::try_from(width.clamp(0, 16)).unwrap_or_default())))
 }
 
+/// The library's takes a dict or names, Python's both.
+fn namespace(fields: Option<Value>, named: Kwargs) -> Result<Value, Error> {
+    let fields = minijinja::functions::dict(fields, named)?;
+    minijinja::functions::namespace(Some(fields.into()))
+}
+
 fn raise_exception(message: &Value) -> Result<Value, Error> {
     let message = text(message)?;
     Err(Error::new(ErrorKind::InvalidOperation, message.clone()).with_source(Raised(message)))
@@ -140,6 +113,7 @@ mod tests {
         check("{{ x | tojson }}", all);
         check("{{ x.b | tojson(separators=(',', ':')) }}", "[true,null,\"it's\"]");
         check("{{ x.u | tojson(ensure_ascii=true) }}", "\"\\u00e9<&>\\u2028\"");
+        check("{{ '\\x7f' | tojson(ensure_ascii=true) }}", "\"\\u007f\"");
         check("{{ '😀' | tojson(true) }}", "\"\\ud83d\\ude00\"");
         check("{{ {'b': 1, 'a': 2} | tojson(sort_keys=true) }}", "{\"a\": 2, \"b\": 1}");
         check(
@@ -167,21 +141,27 @@ mod tests {
         check("{{ x.b is iterable }} {{ x is iterable }} {{ 'a' is iterable }}", "True True True");
         check("{{ none is iterable }} {{ 1 is iterable }}", "False False");
         check("{{ x is mapping }} {{ x.b is mapping }} {{ x.b is sequence }}", "True False True");
-    }
-
-    #[test]
-    fn rsplit_splits_from_the_right() {
-        check("{{ 'a,b,c'.rsplit(',', 1) }}", "['a,b', 'c']");
-        check("{{ 'a,b,c'.rsplit(',') }}", "['a', 'b', 'c']");
-        check("{{ ' a  b c '.rsplit() }}", "['a', 'b', 'c']");
-        check("{{ ' a  b c '.rsplit(none, 1) }}", "[' a  b', 'c']");
-        check("{{ ''.rsplit() }} {{ ''.rsplit(',') }}", "[] ['']");
+        check(
+            "{{ x is sequence }} {{ 'a' is sequence }} {{ range(3) is sequence }}",
+            "True True True",
+        );
+        check("{{ none is sequence }} {{ namespace(a=1) is mapping }}", "False False");
+        check("{{ range is callable }} {{ 'a' is callable }}", "True False");
     }
 
     #[test]
     fn python_methods_work() {
         check("{{ x.items() | list | length }} {{ x.get('a') }} {{ x.get('z', 5) }}", "5 1 5");
         check("{{ ' a '.strip() }}{{ 'ab'.startswith('a') }}{{ 'a b'.split(' ')[-1] }}", "aTrueb");
+    }
+
+    #[test]
+    fn namespaces_take_dicts_and_names() {
+        check(
+            "{% set n = namespace({'a': 1}, b=2) %}{% set n.c = 3 %}{{ n.a }}{{ n.b }}{{ n.c }}",
+            "123",
+        );
+        check("{% set n = namespace() %}{{ n.a is defined }}", "False");
     }
 
     #[test]

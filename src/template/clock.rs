@@ -123,6 +123,8 @@ fn push(out: &mut String, time: &Civil, now: u64, directive: char, is_bare: bool
         'f' => number(out, 0, 6),
         's' => number(out, now, 0),
         'u' => number(out, (time.weekday + 6) % 7 + 1, 0),
+        'U' => number(out, (time.day_of_year + 6 - time.weekday) / 7, 2),
+        'W' => number(out, (time.day_of_year + 6 - (time.weekday + 6) % 7) / 7, 2),
         'w' => number(out, time.weekday, 0),
         'B' => push_text(out, time.month_name()),
         'b' | 'h' => push_text(out, time.month_name().get(..3)?),
@@ -184,6 +186,7 @@ mod tests {
             Some("Thu Jan 15 12:30:05 2026|01/15/26|12:30:05|2026-01-15|12:30:05|01/15/26|12:30"),
         );
         check("%u %w %Z%z%%%n%t", now, Some("4 4 %\n\t"));
+        check("%U %W", now, Some("02 02"));
         check("%I %-I", 0, Some("12 12"));
         check("%e|%-d", 0, Some(" 1|1"));
     }

@@ -4,13 +4,16 @@
 //! Jinja as Hugging Face sets it up (`builtins`, `python`, `clock`). It does not tokenize, it has no clock, and it
 //! renders only the model's own template, never one that a client sent.
 
+mod anthropic;
 mod bounds;
 mod builtins;
 mod clock;
 mod content;
 mod engines;
+mod filters;
 mod final_message;
 mod harmony;
+mod methods;
 mod normalise;
 mod python;
 mod renderer;
@@ -132,7 +135,7 @@ impl ChatTemplate {
         env.set_fuel(Some(FUEL));
         env.set_recursion_limit(MAX_RECURSION);
         builtins::add_to(&mut env);
-        env.add_template_owned(NAME, without_generation_tags(source))
+        env.add_template_owned(NAME, as_the_library_reads_it(source))
             .map_err(|error| TemplateError::Syntax(error.to_string()))?;
         Ok(Self {
             env,
@@ -157,7 +160,8 @@ impl ChatTemplate {
     /// When the engine would refuse the chat, the template raises or a limit is passed.
     pub fn step(&self, rendering: Rendering, now: u64) -> Result<Rendering, TemplateError> {
         Ok(match rendering {
-            Rendering::Chat(chat) => {
+            Rendering::Chat(mut chat) => {
+                anthropic::adapt(self, &mut chat, now);
                 Rendering::Variables(normalise::variables(&chat, self.format, &self.source)?)
             }
             Rendering::Variables(mut variables) => {
@@ -250,8 +254,11 @@ pub struct Values {
     last: Option<String>,
 }
 
-/// `{% generation %}` only marks the assistant's tokens for training; the block renders as it stands.
-fn without_generation_tags(source: &str) -> String {
+/// The source, with what the Jinja library reads otherwise or not at all written as it reads it.
+///
+/// `{% generation %}` only marks the assistant's tokens for training; the block renders as it stands, with names of its
+/// own. `{% raw %}` keeps the newline behind it, unlike other tags.
+fn as_the_library_reads_it(source: &str) -> String {
     let mut out = String::with_capacity(source.len());
     let mut rest = source;
     while let Some((before, from_tag)) = rest.split_once("{%") {
@@ -260,8 +267,14 @@ fn without_generation_tags(source: &str) -> String {
         rest = from_tag;
         let Some((tag, after)) = rest.split_once("%}") else { break };
         let replaced = match tag.trim_matches(['-', '+']).trim() {
-            "generation" => Some("if true"),
-            "endgeneration" => Some("endif"),
+            "generation" => Some("with"),
+            "endgeneration" => Some("endwith"),
+            "raw" if !tag.ends_with('-') && after.starts_with('\n') => {
+                out.push_str(tag);
+                out.push_str("%}\n");
+                rest = after;
+                continue;
+            }
             _ => None,
         };
         if let Some(replaced) = replaced {
@@ -351,6 +364,13 @@ mod tests {
         check("a{% generation %}b{% endgeneration %}c", "{}", "abc");
         check("a {%- generation -%} b {%- endgeneration -%} c", "{}", "abc");
         check("{{ '{% generation' }}", "{}", "{% generation");
+        check("{% generation %}{% set x = 1 %}{{ x }}{% endgeneration %}{{ x }}", "{}", "1");
+    }
+
+    #[test]
+    fn raw_blocks_keep_the_newline_they_begin_with() {
+        check("{% raw %}\na{{ b }}\n{% endraw %}\nc", "{}", "\na{{ b }}\nc");
+        check("{% raw -%}\na{% endraw %}", "{}", "a");
     }
 
     #[test]

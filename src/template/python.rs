@@ -81,6 +81,34 @@ impl Object for Dict {
     }
 }
 
+/// `str(value)`, as a text of its own.
+pub(super) fn text(value: &Value) -> Result<String, Error> {
+    let mut text = String::new();
+    write_str(&mut text, value)
+        .map_err(|_| Error::new(ErrorKind::WriteFailure, "cannot be printed"))?;
+    Ok(text)
+}
+
+/// Whether a value is a namespace, which the library has as a map.
+pub(super) fn is_namespace(value: &Value) -> bool {
+    value.as_object().is_some_and(|object| object.type_name().ends_with("::Namespace"))
+}
+
+/// A float that Python writes with an exponent. The library would write out its digits where texts are joined. No
+/// template calculates with such a number of a client's.
+#[derive(Debug)]
+pub(super) struct Exponential(pub(super) f64);
+
+impl Object for Exponential {
+    fn repr(self: &Arc<Self>) -> ObjectRepr {
+        ObjectRepr::Plain
+    }
+
+    fn render(self: &Arc<Self>, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.write_str(&float(self.0))
+    }
+}
+
 /// `str(value)`.
 pub(super) fn write_str(out: &mut dyn fmt::Write, value: &Value) -> fmt::Result {
     match value.as_str() {
@@ -125,6 +153,7 @@ fn write_repr(out: &mut dyn fmt::Write, value: &Value, depth: usize) -> fmt::Res
             }
             out.write_char('}')
         }
+        ValueKind::Undefined => out.write_str("Undefined"),
         ValueKind::Number if !value.is_integer() => match f64::try_from(value.clone()) {
             Ok(number) => out.write_str(&float(number)),
             Err(_) => write!(out, "{value}"),
@@ -223,6 +252,10 @@ impl Dumps {
             ValueKind::Seq | ValueKind::Iterable => return self.list(out, value, depth),
             ValueKind::Map => return self.dict(out, value, depth),
             kind => {
+                if let Some(Exponential(number)) = value.downcast_object_ref() {
+                    out.push_str(&float(*number));
+                    return Ok(());
+                }
                 let detail = format!("{kind} is not JSON serializable");
                 return Err(Error::new(ErrorKind::BadSerialization, detail));
             }
@@ -307,7 +340,7 @@ impl Dumps {
                 '\u{8}' => out.push_str("\\b"),
                 '\u{c}' => out.push_str("\\f"),
                 '\0'..='\u{1f}' => escape(out, u16::try_from(u32::from(c)).unwrap_or_default()),
-                c if self.ensure_ascii && !c.is_ascii() => {
+                c if self.ensure_ascii && !(' '..='~').contains(&c) => {
                     for unit in c.encode_utf16(&mut [0; 2]) {
                         escape(out, *unit);
                     }

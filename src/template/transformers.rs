@@ -11,6 +11,13 @@ const REASONING: [&str; 3] = ["reasoning_content", "thinking", "reasoning"];
 
 /// Drops the fields of messages that are null, and gives reasoning the names that templates read.
 pub(super) fn normalise(variables: &mut Map<String, Value>) -> Result<(), TemplateError> {
+    for (name, absent) in [
+        ("tools", Value::Null),
+        ("documents", Value::Null),
+        ("add_generation_prompt", false.into()),
+    ] {
+        variables.entry(name).or_insert(absent);
+    }
     let is_set = |name: &str| variables.get(name) == Some(&Value::Bool(true));
     if is_set("continue_final_message") && is_set("add_generation_prompt") {
         return Err(TemplateError::Refused("continue_final_message"));

@@ -3,7 +3,7 @@
 //! Nothing is left out or renamed here: that is `normalise`'s part.
 
 use super::TemplateError;
-use super::python::{Dict, List};
+use super::python::{Dict, Exponential, List};
 use minijinja::value::Value;
 use serde_json::{Map, Number, Value as Json};
 
@@ -39,7 +39,11 @@ fn number(number: &Number) -> Result<Value, TemplateError> {
     }
     match number.as_f64() {
         Some(float) if float.abs() < 9.2e18 && !(float == 0.0 && float.is_sign_negative()) => {
-            Ok(Value::from(float))
+            let is_written_out = float == 0.0 || (1e-4..1e16).contains(&float.abs());
+            Ok(match is_written_out {
+                true => Value::from(float),
+                false => Value::from_object(Exponential(float)),
+            })
         }
         _ => Err(TemplateError::Number),
     }
