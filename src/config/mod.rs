@@ -49,6 +49,8 @@ pub struct Config {
     /// The engine's local time is this far from UTC, in seconds, positive to the east: templates
     /// may print the date.
     pub engine_utc_offset_s: i64,
+    /// The request header whose value sets tenants' routing keys apart.
+    pub tenant_header: Option<String>,
     /// Who may see why a replica was chosen.
     pub explain: Option<ExplainConfig>,
     fingerprint: u64,
@@ -171,6 +173,7 @@ pub const OPTIONS: &[(&str, &str, &str)] = &[
     ("default_block_size", "16", "tokens"),
     ("default_capacity_blocks", "8192", "blocks"),
     ("engine_utc_offset_minutes", "0", "minutes"),
+    ("tenant_header", "-", "header name"),
     ("tie_ms", "5", "ms"),
     ("tie_share", "0.05", "share"),
     ("cost.prefill_tokens_per_s", "8000", "tokens/s"),
@@ -240,6 +243,7 @@ impl Config {
             memo_bytes: root.integer("memo_bytes", 8 << 20, 0, 1 << 30)? as usize,
             engine_utc_offset_s: 60
                 * root.signed("engine_utc_offset_minutes", 0, -24 * 60, 24 * 60)?,
+            tenant_header: root.optional_header("tenant_header")?,
             explain,
         };
         root.finish()?;
@@ -423,12 +427,7 @@ fn drift(fields: &mut Fields<'_>) -> Result<DriftConfig, ConfigError> {
 }
 
 fn explain(fields: &mut Fields<'_>) -> Result<ExplainConfig, ConfigError> {
-    let request_header = fields.text("request_header")?.to_ascii_lowercase();
-    let token = |byte: u8| byte.is_ascii_alphanumeric() || byte == b'-' || byte == b'_';
-    if !request_header.bytes().all(token) {
-        let problem = format!("expected a header name, found {}", shown(&request_header.into()));
-        return Err(error(&fields.path_of("request_header"), problem));
-    }
+    let request_header = fields.header("request_header")?;
     let config = ExplainConfig { request_header, secret: fields.secret("secret")? };
     fields.finish()?;
     Ok(config)
@@ -523,6 +522,10 @@ mod tests {
             );
         }
         assert!(Config::parse(with(r#","default_block_size":1"#).as_bytes()).is_ok());
+        check_error(
+            &with(r#","tenant_header":"a:b""#),
+            "tenant_header: expected a header name, found \"a:b\"",
+        );
         check_error(
             &with(r#","explain":{"request_header":"a b","secret":"s"}"#),
             "explain.request_header: expected a header name, found \"a b\"",

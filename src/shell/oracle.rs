@@ -191,5 +191,6 @@ fn read(num_headers: usize, body_size: usize) -> (&'static str, Option<Vec<u32>>
 /// The name under which a replica serves a model.
 fn served_name<'a>(replica: &Replica, model: &'a ModelConfig) -> Option<&'a str> {
     let served = replica.models.as_deref().unwrap_or_default();
-    model.names.iter().find(|name| served.contains(name)).map(String::as_str)
+    let is_served = |name: &&String| served.iter().any(|served| served.name == **name);
+    model.names.iter().find(is_served).map(String::as_str)
 }

@@ -368,7 +368,7 @@ impl Poller {
     }
 
     fn take_models(&mut self, id: ReplicaId, body: &[u8]) -> Option<&'static str> {
-        let models = models::names(body)?;
+        let models = models::served(body)?;
         if self.table.by_id(id).is_some() {
             self.table.set_models(id.slot, models);
         }

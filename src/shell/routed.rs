@@ -387,15 +387,15 @@ impl PromptFacts {
         sample_body: Option<Vec<u8>>,
     ) -> Self {
         let model_name =
-            shared.config.model_names(known.index).first().cloned().unwrap_or_default();
+            shared.config.model_names(known.identity.index()).first().cloned().unwrap_or_default();
         let cached = decision.chosen().map_or(0, |chosen| chosen.overlap_tokens);
         meters::add(&metrics::PROMPT_TOKENS, &[&model_name], known.chained.tokens as u64);
         meters::add(&metrics::PREDICTED_CACHED_TOKENS, &[&model_name], cached.into());
         if let Some(unread) = known.chained.unread {
             meters::add(&metrics::PARTIAL_PROMPTS, &[unread.cause.as_str()], 1);
         }
-        let Known { prompt, shape, chained, model, index } = known;
-        let identity = identity(shared, index);
+        let Known { prompt, shape, chained, model, identity: served } = known;
+        let identity = identity(shared, served.index());
         let Prompt { usage_is_comparable, is_continued, .. } = prompt;
         let usage_is_comparable = usage_is_comparable && chained.unread.is_none();
         let chain = || chained.chains.as_slice().first().cloned();
@@ -423,7 +423,7 @@ fn identity(shared: &Shared<'_>, index: usize) -> u64 {
 
 fn is_trusted(shared: &Shared<'_>, known: &Known) -> bool {
     let is_trusted =
-        |kind: Kind| shared.fleet.trust.is_trusted(identity(shared, known.index), kind);
+        |kind: Kind| shared.fleet.trust.is_trusted(identity(shared, known.identity.index()), kind);
     known.shape.kind.is_none_or(is_trusted)
 }
 
@@ -452,7 +452,7 @@ fn sampled(
     now: Moment,
 ) -> Option<Vec<u8>> {
     let kind = known.shape.kind.filter(|_| known.shape.is_known_to_tokenize())?;
-    let rules = shared.config.models.get(known.index).map(|model| &model.rules);
+    let rules = shared.config.models.get(known.identity.index()).map(|model| &model.rules);
     // It does not know `tool_choice`.
     if kind == Kind::Tools && rules.is_some_and(|rules| rules.exclude_tools_when_tool_choice_none) {
         return None;
@@ -462,14 +462,13 @@ fn sampled(
     if !can_be_asked || !is_single || body_bytes > canary::MAX_SAMPLE_BYTES {
         return None;
     }
-    let model = identity(shared, known.index);
+    let model = identity(shared, known.identity.index());
     shared.fleet.trust.sample(model, kind, now).then(|| host::request_body(body_bytes)).flatten()
 }
 
 fn decide(shared: &Shared<'_>, held: &Held<'_>, now: Moment) -> Decision {
     let known = &held.known;
-    let model_names =
-        known.as_ref().map_or(&[][..], |known| shared.config.model_names(known.index));
+    let model_names = known.as_ref().map_or(&[][..], |known| known.identity.names());
     let prompt = match known {
         Ok(known) => {
             let prompt_tokens = known.chained.token_count();

@@ -8,6 +8,7 @@ use warmpath::charge::{Charge, Charges};
 use warmpath::config::Config;
 use warmpath::index::{PrefixIndex, Recorded};
 use warmpath::model::{Model, PromptError, Reading};
+use warmpath::replicas::models::Served;
 use warmpath::replicas::strikes::{Strike, Strikes};
 use warmpath::replicas::{Health, Load, Member, Moment, Replica, ReplicaId, ReplicaTable};
 use warmpath::request::{Api, Input, Prompt, RequestError, parse};
@@ -336,7 +337,7 @@ fn replica(id: ReplicaId, bytes: &mut Bytes<'_>) -> Replica {
         load: (bytes.u8() & 1 == 0).then_some(load),
         block_size: BlockSize::new(bytes.u32()),
         capacity_blocks: Some(bytes.u32()),
-        models: (bytes.u8() & 3 == 0).then(|| vec![NAMES[0].to_owned()]),
+        models: (bytes.u8() & 3 == 0).then(|| vec![Served::named(NAMES[0])]),
         ..replica
     }
 }

@@ -55,7 +55,7 @@ fn written() -> Vec<Vec<u8>> {
     let member = |address: &str| Member::healthy(address.to_owned());
     table.set_members("pool", &[member("10.0.0.1:80"), member("[::1]:80"), member("10.0.0.3:80")]);
     table.set_members("pool", &[member("10.0.0.1:80"), member("10.0.0.3:80")]);
-    table.set_models(0, vec!["m".to_owned(), "n".to_owned()]);
+    table.set_models(0, ["m", "n"].map(warmpath::replicas::models::Served::named).to_vec());
     let page = "vllm:num_requests_running 3\nvllm:num_requests_waiting 1\nvllm:kv_cache_usage_perc 0.5\n\
         process_start_time_seconds 1.7e9\nvllm:cache_config_info{block_size=\"16\",num_gpu_blocks=\"99\"} 1\n";
     let report = warmpath::replicas::stats::Report::parse(page).expect("a report");
