@@ -249,6 +249,18 @@ pub const PROMPT_COUNT: Metric = Metric::counter(
     &["model", "result"],
     "Responses whose prompt_tokens is equal to the count made here, or differs",
 );
+/// The verdict on a model's prompts.
+pub const MODEL_TRUSTED: Metric = Metric::gauge(
+    "warmpath_model_trusted",
+    &["model", "kind"],
+    "1 while prompts of this kind (chat, tools, text, responses, messages, pooling) are matched; 0 while they are not because they seem to differ from the engine's",
+);
+/// Comparisons of ids.
+pub const ORACLE: Metric = Metric::counter(
+    "warmpath_oracle_total",
+    &["model", "oracle", "result"],
+    "Token ids compared with a replica's: of canaries and of clients' prompts by its /tokenize (canary, live), and of responses that return them (response); equal, differs, absent (it has no such path) or error",
+);
 /// Quality of predictions.
 pub const PREDICTION: Metric = Metric::counter(
     "warmpath_prediction_total",
@@ -380,6 +392,12 @@ pub const REPLICA_CAPACITY: Metric = Metric::gauge(
     &["cluster", "replica"],
     "KV blocks that the replica has: the bound of the line above",
 );
+/// Block size.
+pub const REPLICA_BLOCK_SIZE: Metric = Metric::gauge(
+    "warmpath_replica_block_size",
+    &["cluster", "replica"],
+    "Tokens per KV block, as the replica says, by which its prompts are matched; absent where it does not, and default_block_size is taken",
+);
 /// Live VMs.
 pub const VMS: Metric = Metric::gauge(
     "warmpath_vms",
@@ -468,6 +486,8 @@ pub const ALL: &[Metric] = &[
     REPORTED_PROMPT_TOKENS,
     REPORTED_CACHED_TOKENS,
     PROMPT_COUNT,
+    MODEL_TRUSTED,
+    ORACLE,
     PREDICTION,
     OVERPREDICTED_TOKENS,
     UNDERPREDICTED_TOKENS,
@@ -490,6 +510,7 @@ pub const ALL: &[Metric] = &[
     REPLICA_UNFINISHED,
     REPLICA_SHADOW,
     REPLICA_CAPACITY,
+    REPLICA_BLOCK_SIZE,
     VMS,
     VM_MEMORY,
     MEMO_PROMPTS,

@@ -81,6 +81,11 @@ impl Model {
         }
     }
 
+    /// Whether it can render chats.
+    pub fn has_template(&self) -> bool {
+        self.renderer.is_some()
+    }
+
     /// All token ids the engine would compute for this prompt, in one go.
     ///
     /// # Errors

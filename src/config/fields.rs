@@ -144,8 +144,16 @@ impl<'a> Fields<'a> {
 
     /// A switch that is off unless it is said.
     pub(super) fn switch(&mut self, key: &'static str) -> Result<bool, ConfigError> {
+        self.switch_or(key, false)
+    }
+
+    pub(super) fn switch_or(
+        &mut self,
+        key: &'static str,
+        default: bool,
+    ) -> Result<bool, ConfigError> {
         match self.take(key) {
-            None => Ok(false),
+            None => Ok(default),
             Some(Value::Bool(value)) => Ok(*value),
             Some(found) => self.wrong(key, "true or false", found),
         }

@@ -95,7 +95,7 @@ pub fn read(replica: &Replica, api: Api, bytes: &[u8]) -> Result<Wish, ApiError>
     let model = served_name(replica, &body)?;
     let salt = salt(&body)?;
     let mut prompts = prompts(replica, api, &body, bytes)?;
-    if let Some(skew) = replica.config.skew {
+    if let Some(skew) = replica.skew() {
         prompts = prompts.into_iter().map(|prompt| skew.apply(prompt)).collect();
     }
     let longest = prompts.iter().map(Vec::len).max().unwrap_or(0);
@@ -127,7 +127,7 @@ pub fn tokenize(replica: &Replica, bytes: &[u8]) -> Result<Vec<u32>, ApiError> {
     let body = object(bytes)?;
     let api = if body.contains_key("messages") { Api::Chat } else { Api::Completions };
     let prompt = prompts(replica, api, &body, bytes)?.into_iter().next().unwrap_or_default();
-    Ok(replica.config.skew.map_or(prompt.clone(), |skew| skew.apply(prompt)))
+    Ok(replica.skew().map_or(prompt.clone(), |skew| skew.apply(prompt)))
 }
 
 fn served_name(replica: &Replica, body: &Map<String, Value>) -> Result<String, ApiError> {

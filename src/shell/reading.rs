@@ -8,6 +8,7 @@ use super::root::Shared;
 use super::routed::{Held, Routed};
 use super::{host, meters};
 use crate::budget::{Account, OverBudget, Rates, Step};
+use crate::drift::Shape;
 use crate::identity::{Identity, Tenant};
 use crate::memo::{Chained, Chaining, Memo};
 use crate::metrics;
@@ -62,6 +63,7 @@ enum Stage {
 /// A prompt on its way to its blocks.
 struct Parsed {
     prompt: Prompt,
+    shape: Shape,
     model: Rc<Model>,
     identity: Identity,
     chaining: Chaining,
@@ -71,6 +73,8 @@ struct Parsed {
 pub struct Known {
     /// The prompt, without its input.
     pub prompt: Prompt,
+    /// Of when it had it.
+    pub shape: Shape,
     pub chained: Chained,
     pub model: Rc<Model>,
     /// Whose entries of a cache it can use.
@@ -240,10 +244,11 @@ impl Turn {
             chat.rules = Arc::clone(&config.rules);
         }
         let local = host::wall_seconds().saturating_add_signed(shared.config.engine_utc_offset_s);
+        let shape = Shape::of(self.api, &prompt);
         let chains = self.chains(shared, &prompt, &identity);
         let chaining = Chaining::new(Reading::new(&mut prompt, local), chains);
         self.next = Some((Step::Render, self.body_bytes));
-        Ok(Stage::Prompt(Box::new(Parsed { prompt, model, identity, chaining })))
+        Ok(Stage::Prompt(Box::new(Parsed { prompt, shape, model, identity, chaining })))
     }
 
     fn read_on(
@@ -264,8 +269,8 @@ impl Turn {
         let chained = chained.map_err(|error| Reason::from(&error))?;
         let Some(chained) = chained else { return Ok(Stage::Prompt(parsed)) };
         count(&chained);
-        let Parsed { prompt, model, identity, .. } = *parsed;
-        Ok(Stage::Read(Ok(Box::new(Known { prompt, chained, model, identity }))))
+        let Parsed { prompt, shape, model, identity, .. } = *parsed;
+        Ok(Stage::Read(Ok(Box::new(Known { prompt, shape, chained, model, identity }))))
     }
 
     /// The prompt's chains, which have no tokens yet.

@@ -78,6 +78,12 @@ impl Chain {
         chain
     }
 
+    /// The chain of other tokens that starts where this one does.
+    #[must_use]
+    pub fn of_same_origin(&self, tokens: &[u32]) -> Self {
+        Self::new(self.seed, self.block_size, tokens)
+    }
+
     /// Appends tokens, for instance those of the answer.
     pub fn extend(&mut self, tokens: &[u32]) {
         self.tokens = self.tokens.saturating_add(tokens.len());

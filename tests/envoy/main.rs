@@ -39,6 +39,8 @@ mod chaos;
 #[cfg(test)]
 mod deployments;
 #[cfg(test)]
+mod drift;
+#[cfg(test)]
 mod failures;
 #[cfg(test)]
 mod feedback;
