@@ -10,6 +10,8 @@ use crate::rules::Engine;
 pub(super) struct Table {
     /// Between the texts of a message whose template takes one text.
     pub separator: &'static str,
+    /// Whether empty texts are left out of these.
+    pub drops_empty_texts: bool,
     /// Between the texts of a tool's answer in parts, where its template takes parts.
     pub tool_separator: &'static str,
     /// Whether a content that is a text becomes a list of one part for a template that takes parts.
@@ -69,6 +71,7 @@ pub(super) struct Table {
 /// vLLM's.
 static VLLM: Table = Table {
     separator: "\n",
+    drops_empty_texts: true,
     tool_separator: "\n",
     wraps_texts: true,
     text_parts: &[
@@ -106,6 +109,7 @@ static VLLM: Table = Table {
 /// SGLang's.
 static SGLANG: Table = Table {
     separator: " ",
+    drops_empty_texts: false,
     tool_separator: " ",
     wraps_texts: false,
     text_parts: &[("text", "text", false)],

@@ -5,7 +5,7 @@
 //! 1. `reasoning_content` of a message becomes `reasoning`, unless that is given too.
 //! 2. Content becomes parts: null is none, a text is one. Of a `system` message, a first line that starts with
 //!    `x-anthropic-billing-header` is dropped from each part.
-//! 3. For a template that takes texts, parts are joined, behind a placeholder for each of the media. For one that walks
+//! 3. For a template that takes texts, parts that are not empty are joined, behind a placeholder for each of the media. For one that walks
 //!    over content, they stay a list, except in `tool` messages, where only what is no text keeps one.
 //! 4. Of the fields of a message those stay that the engine knows for its role.
 //! 5. Arguments of tool calls, a JSON text, become an object; what is no object becomes an empty one, or is refused. A
@@ -210,7 +210,9 @@ impl<'a> Normaliser<'a> {
             .iter()
             .filter_map(|part| if let Part::Media(item) = part { Some(*item) } else { None })
             .collect();
-        let mut texts = parts.into_iter().filter_map(Part::into_text);
+        let keeps_empty = self.format == ContentFormat::Parts || !self.table.drops_empty_texts;
+        let texts = parts.into_iter().filter_map(Part::into_text);
+        let mut texts = texts.filter(|text| keeps_empty || !text.is_empty());
         // One part is the common case, and it can be megabytes: it is moved, not joined.
         let mut text = texts.next().unwrap_or_default();
         for more in texts {
@@ -487,6 +489,7 @@ mod tests {
     use super::*;
     use crate::request::{Api, Input, parse};
     use crate::rules::{Engine, Rules};
+    use serde_json::json;
     use std::sync::Arc;
 
     fn chat(body: &str) -> Chat {
@@ -546,6 +549,23 @@ mod tests {
             r#"[{"role":"user","content":"a"}]"#,
             r#"[{"role":"user","content":[{"type":"text","text":"a"}]}]"#,
         );
+    }
+
+    #[test]
+    fn empty_texts_are_left_out_where_texts_are_joined() {
+        #[track_caller]
+        fn of(texts: &[&str], expected: &str) {
+            let parts: Vec<Value> =
+                texts.iter().map(|t| json!({"type": "text", "text": t})).collect();
+            let given = json!([{"role": "user", "content": parts}]).to_string();
+            check(&given, &json!([{"role": "user", "content": expected}]).to_string());
+            check_parts(&given, &given);
+        }
+        of(&["", "b"], "b");
+        of(&["a", "", "b", ""], "a\nb");
+        of(&["", ""], "");
+        of(&["a", " "], "a\n ");
+        of(&["", "\n", "b"], "\n\nb");
     }
 
     #[test]
@@ -880,7 +900,7 @@ mod tests {
     #[test]
     fn the_engines_own_arguments_give_way_to_the_bodys() {
         let own = || {
-            let arguments = serde_json::json!({"enable_thinking": false, "x": 1});
+            let arguments = json!({"enable_thinking": false, "x": 1});
             let template_arguments = arguments.as_object().cloned().unwrap_or_default();
             Rules { template_arguments, ..Rules::default() }
         };
