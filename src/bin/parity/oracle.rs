@@ -65,9 +65,17 @@ impl Engine {
         }
     }
 
-    /// Asks for the prompt's ids: the API itself where it says them, `/tokenize` where it refuses.
+    /// Asks for the prompt's ids: the API itself where it says them, else its `/render` or `/tokenize`, where the engine
+    /// has them. What is left is the number of tokens in an answer's usage.
     pub fn truth(&self, api: Api, request: &Request) -> Truth {
-        let refusal = match self.post(&request.path, &asking(api, &request.body)) {
+        let body = asking(api, &request.body);
+        if matches!(api, Api::Responses | Api::Messages) {
+            let rendered = self.post(&format!("{}/render", request.path), &body);
+            if let Some(ids) = rendered.ok().and_then(|answer| ids(answer.get("token_ids"))) {
+                return Truth::Ids(ids, "/render");
+            }
+        }
+        let refusal = match self.post(&request.path, &body) {
             Ok(answer) => match of_answer(&answer) {
                 Some(truth) => return truth,
                 None => "the answer says neither ids nor a count".to_owned(),
@@ -77,12 +85,9 @@ impl Engine {
         if !matches!(api, Api::Chat | Api::Completions) {
             return Truth::Refused(refusal);
         }
-        match self.post("/tokenize", &request.body) {
-            Ok(answer) => match ids(answer.get("tokens")) {
-                Some(ids) => Truth::Ids(ids, "/tokenize"),
-                None => Truth::Refused(refusal),
-            },
-            Err(_) => Truth::Refused(refusal),
+        match self.post("/tokenize", &request.body).map(|answer| ids(answer.get("tokens"))) {
+            Ok(Some(ids)) => Truth::Ids(ids, "/tokenize"),
+            _ => Truth::Refused(refusal),
         }
     }
 
@@ -126,4 +131,31 @@ fn of_answer(answer: &Value) -> Option<Truth> {
 fn ids(value: Option<&Value>) -> Option<Vec<u32>> {
     let id = |id: &Value| id.as_u64().and_then(|id| u32::try_from(id).ok());
     value?.as_array()?.iter().map(id).collect()
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use serde_json::json;
+
+    #[test]
+    fn an_answer_says_ids_or_a_count() {
+        #[track_caller]
+        fn check(answer: Value, expected: Option<(&[u32], u32)>) {
+            let said = match of_answer(&answer) {
+                Some(Truth::Ids(ids, _)) => Some((ids, 0)),
+                Some(Truth::Count(count)) => Some((Vec::new(), count)),
+                _ => None,
+            };
+            assert_eq!(said.as_ref().map(|(ids, count)| (ids.as_slice(), *count)), expected);
+        }
+        let usage = json!({"prompt_tokens": 7});
+        check(json!({"prompt_token_ids": [1, 2], "usage": usage}), Some((&[1, 2], 0)));
+        check(json!({"choices": [{"prompt_token_ids": [3]}, {}]}), Some((&[3], 0)));
+        check(json!({"prompt_token_ids": null, "usage": usage}), Some((&[], 7)));
+        check(json!({"usage": {"input_tokens": 7}}), Some((&[], 7)));
+        let cached = json!({"input_tokens": 1, "cache_read_input_tokens": 4, "cache_creation_input_tokens": 2});
+        check(json!({"usage": cached}), Some((&[], 7)));
+        check(json!({"id": "x"}), None);
+    }
 }

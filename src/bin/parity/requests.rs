@@ -3,14 +3,23 @@
 //! The golden requests are those whose ids a real engine once recorded; here only their bodies matter.
 
 use serde_json::{Map, Value, json};
+use std::collections::{BTreeMap, BTreeSet};
 use warmpath::request::Api;
 
 /// Recorded from a real vLLM: see tests/data/README.md.
-const GOLDEN: [&str; 4] = [
+const GOLDEN: [&str; 12] = [
     include_str!("../../../tests/data/vllm/golden_chat_qwen3.jsonl"),
     include_str!("../../../tests/data/vllm/golden_chat_llama3.jsonl"),
     include_str!("../../../tests/data/vllm/golden_completions_qwen3.jsonl"),
     include_str!("../../../tests/data/vllm/golden_completions_llama3.jsonl"),
+    include_str!("../../../tests/data/vllm/golden_apis_qwen3.jsonl"),
+    include_str!("../../../tests/data/vllm/golden_apis_llama3.jsonl"),
+    include_str!("../../../tests/data/vllm/golden_pooling_llama3.jsonl"),
+    include_str!("../../../tests/data/vllm/bodies_qwen3.jsonl"),
+    include_str!("../../../tests/data/vllm/bodies_llama3.jsonl"),
+    include_str!("../../../tests/data/vllm/harmony.jsonl"),
+    include_str!("../../../tests/data/vllm/harmony_responses.jsonl"),
+    include_str!("../../../tests/data/vllm/deepseek_v4.jsonl"),
 ];
 
 /// A request to be played.
@@ -39,24 +48,26 @@ impl Request {
 
 /// The golden requests, each body once.
 pub fn golden() -> Vec<Request> {
-    let mut requests: Vec<Request> = Vec::new();
-    for text in GOLDEN {
-        // One line holds half a surrogate pair, which no JSON reader of Rust's takes.
-        let lines = text.lines().filter_map(|line| serde_json::from_str::<Value>(line).ok());
-        for mut line in lines {
-            let mut take = |name| line.get_mut(name).map(Value::take);
-            let (name, body) = (take("name"), take("request"));
-            let Some(Value::Object(mut body)) = body else { continue };
-            body.insert("model".to_owned(), Value::from(""));
-            let path = path_of(&body);
-            if requests.iter().all(|known| known.body != body) {
-                requests.push(Request {
-                    name: name.as_ref().and_then(Value::as_str).unwrap_or("golden").to_owned(),
-                    path: path.to_owned(),
-                    body,
-                });
-            }
+    let (mut requests, mut bodies) = (Vec::new(), BTreeSet::new());
+    let mut names = BTreeMap::new();
+    // One line holds half a surrogate pair, which no JSON reader of Rust's takes.
+    let lines = GOLDEN.iter().flat_map(|text| text.lines());
+    for mut line in lines.filter_map(|line| serde_json::from_str::<Value>(line).ok()) {
+        let mut take = |name| line.get_mut(name).map(Value::take);
+        let (name, path, body) = (take("name"), take("path"), take("request"));
+        let Some(Value::Object(mut body)) = body else { continue };
+        body.insert("model".to_owned(), Value::from(""));
+        let path = path.as_ref().and_then(Value::as_str).unwrap_or_else(|| path_of(&body));
+        if !bodies.insert(format!("{path} {}", Value::Object(body.clone()))) {
+            continue;
         }
+        let api = Api::of_path(path).map_or("other", Api::as_str);
+        let name = name.as_ref().and_then(Value::as_str).unwrap_or("plain");
+        let name = format!("{api} {name}");
+        let times: &mut usize = names.entry(name.clone()).or_default();
+        *times += 1;
+        let name = if *times == 1 { name } else { format!("{name} {times}") };
+        requests.push(Request { name, path: path.to_owned(), body });
     }
     requests
 }
@@ -99,7 +110,13 @@ fn of_line(line: Value, name: String) -> Result<Request, String> {
 
 /// Where a body belongs that does not say it.
 fn path_of(body: &Map<String, Value>) -> &'static str {
-    if body.contains_key("messages") { "/v1/chat/completions" } else { "/v1/completions" }
+    let paths = [
+        ("messages", "/v1/chat/completions"),
+        ("input", "/v1/responses"),
+        ("token_ids", "/inference/v1/generate"),
+    ];
+    let path = paths.into_iter().find(|(field, _)| body.contains_key(*field));
+    path.map_or("/v1/completions", |(_, path)| path)
 }
 
 /// The body as it is sent to an API that says what it made of the prompt: one token is asked for, and the ids.
@@ -117,6 +134,10 @@ pub fn asking(api: Api, body: &Map<String, Value>) -> Map<String, Value> {
         // Some engines refuse fewer than 16.
         Api::Responses => drop(body.insert("max_output_tokens".to_owned(), json!(16))),
         Api::Messages => drop(body.insert("max_tokens".to_owned(), json!(1))),
+        Api::Generate => {
+            body.insert("sampling_params".to_owned(), json!({"max_tokens": 1}));
+            body.insert("return_token_ids".to_owned(), json!(true));
+        }
         _ => (),
     }
     body
@@ -129,26 +150,36 @@ mod tests {
     #[test]
     fn golden_requests_are_played_once_each() {
         let requests = golden();
-        assert!(requests.len() > 40, "{}", requests.len());
+        assert!(requests.len() > 500, "{}", requests.len());
         assert!(requests.iter().all(|request| request.body.contains_key("model")));
-        assert!(requests.iter().any(|request| request.path == "/v1/completions"));
+        let names: BTreeSet<_> = requests.iter().map(|request| &request.name).collect();
+        assert_eq!(names.len(), requests.len(), "two have one name");
+        let paths: BTreeSet<_> = requests.iter().map(|request| request.path.as_str()).collect();
+        for path in [
+            "/v1/chat/completions",
+            "/v1/completions",
+            "/v1/responses",
+            "/v1/messages",
+            "/v1/embeddings",
+        ] {
+            assert!(paths.contains(path), "{path}");
+        }
     }
 
     #[test]
     fn a_line_is_a_body_or_says_where_it_goes() {
-        let text = "{\"messages\": []}\n\n{\"prompt\": \"a\"}\n\
-                    {\"name\": \"mine\", \"path\": \"/v1/messages\", \"body\": {\"messages\": []}}\n";
-        let requests = of_file(text).expect("requests");
-        let said: Vec<_> =
-            requests.iter().map(|request| (request.name.as_str(), request.path.as_str())).collect();
-        assert_eq!(
-            said,
-            [
-                ("line 1", "/v1/chat/completions"),
-                ("line 3", "/v1/completions"),
-                ("mine", "/v1/messages")
-            ]
-        );
+        #[track_caller]
+        fn check(line: &str, name: &str, path: &str) {
+            let requests = of_file(&format!("\n{line}\n")).expect("requests");
+            let said: Vec<_> =
+                requests.iter().map(|r| (r.name.as_str(), r.path.as_str())).collect();
+            assert_eq!(said, [(name, path)]);
+        }
+        check(r#"{"messages": []}"#, "line 2", "/v1/chat/completions");
+        check(r#"{"prompt": "a"}"#, "line 2", "/v1/completions");
+        check(r#"{"input": "a"}"#, "line 2", "/v1/responses");
+        check(r#"{"token_ids": [1]}"#, "line 2", "/inference/v1/generate");
+        check(r#"{"name": "mine", "path": "/v1/messages", "body": {}}"#, "mine", "/v1/messages");
     }
 
     #[test]
@@ -164,9 +195,26 @@ mod tests {
 
     #[test]
     fn one_token_is_asked_for() {
-        let body = json!({"messages": [], "n": 3, "stream": true, "max_completion_tokens": 9});
-        let Value::Object(body) = body else { panic!("an object") };
-        let expected = json!({"messages": [], "max_tokens": 1, "return_token_ids": true});
-        assert_eq!(Value::Object(asking(Api::Chat, &body)), expected);
+        #[track_caller]
+        fn check(api: Api, body: Value, expected: Value) {
+            let Value::Object(body) = body else { panic!("an object") };
+            assert_eq!(Value::Object(asking(api, &body)), expected);
+        }
+        check(
+            Api::Chat,
+            json!({"messages": [], "n": 3, "stream": true, "max_completion_tokens": 9}),
+            json!({"messages": [], "max_tokens": 1, "return_token_ids": true}),
+        );
+        check(
+            Api::Responses,
+            json!({"input": "", "stream": true}),
+            json!({"input": "", "max_output_tokens": 16}),
+        );
+        check(
+            Api::Generate,
+            json!({"token_ids": [1], "sampling_params": {"n": 2}}),
+            json!({"token_ids": [1], "sampling_params": {"max_tokens": 1}, "return_token_ids": true}),
+        );
+        check(Api::Embeddings, json!({"input": ""}), json!({"input": ""}));
     }
 }

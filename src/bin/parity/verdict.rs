@@ -44,6 +44,8 @@ pub enum Verdict {
         /// The first place where they differ, with the ids around it: the filter's and the engine's.
         first: Option<(usize, Vec<u32>, Vec<u32>)>,
     },
+    /// The engine says only a number of tokens, which is not of this prompt alone.
+    Unsaid,
     /// The filter routes it by load, for this reason.
     Unread(String),
     /// The engine refused it.
@@ -53,12 +55,13 @@ pub enum Verdict {
 /// Plays one request.
 pub fn of(request: &Request, reader: &Reader, engine: &Engine) -> Verdict {
     let Some(api) = request.api() else { return Verdict::Unread("no API of ours".to_owned()) };
-    let ours = match reader.ids(request) {
-        Ok(ids) => ids,
+    let (ours, is_comparable) = match reader.ids(request) {
+        Ok(read) => read,
         Err(reason) => return Verdict::Unread(reason),
     };
     match engine.truth(api, request) {
         Truth::Ids(engines, by) => compared(&ours, &engines, by),
+        Truth::Count(_) if !is_comparable => Verdict::Unsaid,
         Truth::Count(engines) => {
             let (ours, engines) = (ours.token_count() as usize, engines as usize);
             if ours == engines {
@@ -72,8 +75,8 @@ pub fn of(request: &Request, reader: &Reader, engine: &Engine) -> Verdict {
 }
 
 impl Reader {
-    /// The ids that the filter computes of the very bytes that the engine is sent.
-    fn ids(&self, request: &Request) -> Result<Ids, String> {
+    /// The ids that the filter computes of the very bytes that the engine is sent, and whether `usage` speaks of them alone.
+    fn ids(&self, request: &Request) -> Result<(Ids, bool), String> {
         let api = request.api().ok_or("no API of ours")?;
         let body = Value::Object(asking(api, &request.body)).to_string();
         let mut prompt = parse(api, body.as_bytes()).map_err(|error| error.to_string())?;
@@ -86,7 +89,7 @@ impl Reader {
             Some(unread) => {
                 Err(format!("known for {} tokens: {}", ids.known.len(), unread.cause.as_str()))
             }
-            None => Ok(ids),
+            None => Ok((ids, prompt.usage_is_comparable)),
         }
     }
 }
@@ -112,6 +115,7 @@ impl Verdict {
             Self::Equal { .. } => "equal",
             Self::Count(_) => "count",
             Self::Differs { .. } => "differs",
+            Self::Unsaid => "unsaid",
             Self::Unread(_) => "unread",
             Self::Refused(_) => "refused",
         }
@@ -128,6 +132,7 @@ impl fmt::Display for Verdict {
                 let Some((at, own, engines)) = first else { return Ok(()) };
                 write!(f, "; first at {at}: {own:?}, the engine {engines:?}")
             }
+            Self::Unsaid => f.write_str("only a count, of several prompts or of answers too"),
             Self::Unread(reason) => write!(f, "by load: {reason}"),
             Self::Refused(why) => write!(f, "the engine: {why}"),
         }
