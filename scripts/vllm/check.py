@@ -1,10 +1,10 @@
-"""Sends a hundred requests through Envoy to real engines and compares what the filter said with what they did.
+"""Sends two hundred requests through Envoy to real engines and compares what the filter said with what they did.
 
     check.py --envoy IP:PORT --admin IP:PORT --workers N --secret S --end-token ID REPLICA REPLICA
 
 The filter says, in the explain header, how many tokens the prompt has, to which replica it goes and how many of the
 tokens that replica has cached. The engine says, in its answer, how many tokens it read and how many of them it had
-cached; which replica worked is read from the replicas' own counters. Exits with 1 on any difference.
+cached (of a batch it says the first prompt's ids, which are counted); which replica worked is read from the replicas' own counters. Exits with 1 on any difference.
 """
 
 import argparse
@@ -86,7 +86,9 @@ class Answer:
     status: int
     explain: str
     text: str = ""
+    token_ids: list = dataclasses.field(default_factory=list)
     prompt_tokens: int | None = None
+    first_prompt_tokens: int | None = None
     cached_tokens: int | None = None
     has_usage: bool = False
     served: str = ""
@@ -94,18 +96,44 @@ class Answer:
 
     def read(self, documents):
         for document in documents:
-            for choice in document.get("choices", []):
-                part = choice.get("message") or choice.get("delta") or choice
-                if choice.get("index", 0) == 0:
-                    self.text += part.get("content") or part.get("text") or ""
+            self.read_text(document)
             # Streams without usage are asked for the prompt's ids, which are counted.
-            if (ids := prompt_ids(document)) is not None and self.prompt_tokens is None:
-                self.prompt_tokens = len(ids)
-            if usage := document.get("usage"):
-                self.has_usage = True
-                self.prompt_tokens = usage["prompt_tokens"]
-                details = usage.get("prompt_tokens_details") or {}
-                self.cached_tokens = details.get("cached_tokens", self.cached_tokens)
+            if (ids := prompt_ids(document)) is not None and self.first_prompt_tokens is None:
+                self.first_prompt_tokens = len(ids)
+            # The last event of a response holds it whole.
+            if usage := document.get("usage") or (document.get("response") or {}).get("usage"):
+                self.read_usage(usage)
+        if self.prompt_tokens is None:
+            self.prompt_tokens = self.first_prompt_tokens
+
+    def read_text(self, document):
+        for choice in document.get("choices", []):
+            part = choice.get("message") or choice.get("delta") or choice
+            if choice.get("index", 0) == 0:
+                self.text += part.get("content") or part.get("text") or ""
+                self.token_ids += choice.get("token_ids") or []
+        for part in document.get("output", []):
+            self.text += "".join(piece.get("text", "") for piece in part.get("content") or [])
+        for part in document.get("content", []) if document.get("type") == "message" else []:
+            self.text += part.get("text", "")
+        if document.get("type") == "response.output_text.delta":
+            self.text += document["delta"]
+        if document.get("type") == "content_block_delta":
+            self.text += document["delta"].get("text", "")
+
+    def read_usage(self, usage):
+        self.has_usage = True
+        if "prompt_tokens" in usage:
+            self.prompt_tokens = usage["prompt_tokens"]
+            details = usage.get("prompt_tokens_details") or {}
+        else:
+            details = usage.get("input_tokens_details") or {}
+            cached = usage.get("cache_read_input_tokens")
+            # Anthropic's input tokens are those that were not cached.
+            written = usage.get("cache_creation_input_tokens") or 0
+            self.prompt_tokens = usage["input_tokens"] + (cached or 0) + written
+            details = details if cached is None else {"cached_tokens": cached}
+        self.cached_tokens = details.get("cached_tokens", self.cached_tokens)
 
     def said(self):
         """The filter's account: reason, prompt tokens, first replica, its overlap."""
@@ -115,14 +143,23 @@ class Answer:
 
 
 def prompt_ids(document):
-    if "prompt_token_ids" in document:
+    if document.get("prompt_token_ids"):
         return document["prompt_token_ids"]
-    choices = document.get("choices") or [{}]
-    return choices[0].get("prompt_token_ids")
+    first = [choice for choice in document.get("choices", []) if choice.get("index") == 0]
+    return first[0].get("prompt_token_ids") if first else None
+
+
+def said_by(path, answer):
+    """The answer, as the next turn's body has it."""
+    if path == mix.GENERATE:
+        return answer.token_ids
+    if path == mix.COMPLETIONS:
+        return [answer.text]
+    return [mix.item("assistant", answer.text) if path == mix.RESPONSES else mix.assistant(answer.text)]
 
 
 class Run:
-    """The hundred, sent one after another, and what was found."""
+    """The two hundred, sent one after another, and what was found."""
 
     def __init__(self, arguments):
         self.arguments = arguments
@@ -136,13 +173,14 @@ class Run:
         body = {key: value for key, value in step.body.items() if value is not None}
         if step.thread:
             before = self.said_before[step.thread]
-            key = "messages" if step.path == mix.CHAT else "prompt"
-            said = body[key] if key == "messages" else [body[key]]
-            before.extend(said)
-            body[key] = list(before) if key == "messages" else "".join(before)
+            key = mix.SAID[step.path]
+            is_text = isinstance(body[key], str)
+            before.extend([body[key]] if is_text else body[key])
+            body[key] = "".join(before) if is_text else list(before)
         if step.mode != mix.JSON:
             body["stream"] = True
-        if step.mode == mix.USAGE:
+        # The other APIs tell their usage anyway, or know nothing of it.
+        if step.mode == mix.USAGE and step.path not in (mix.RESPONSES, mix.MESSAGES):
             body.setdefault("stream_options", {"include_usage": True})
         if step.mode == mix.STREAM:
             body["return_token_ids"] = True
@@ -163,20 +201,18 @@ class Run:
         else:
             lines = (line[5:].strip() for line in text.splitlines() if line.startswith("data:"))
             answer.read(json.loads(line) for line in lines if line != "[DONE]")
-        answer.served = self.server_of_last()
+        answer.served = self.server_of_last(step.prompts)
         if step.thread:
-            self.said_before[step.thread].append(
-                mix.assistant(answer.text) if step.path == mix.CHAT else answer.text
-            )
+            self.said_before[step.thread].extend(said_by(step.path, answer))
         return answer
 
-    def server_of_last(self):
+    def server_of_last(self, prompts):
         """The replica whose count of finished requests went up."""
         deadline = time.monotonic() + COUNTED_TIMEOUT_S
         while time.monotonic() < deadline:
             now = {replica: finished(replica) for replica in self.arguments.replicas}
             grown = [replica for replica in now if now[replica] > self.counts[replica]]
-            if grown:
+            if sum(now[replica] - self.counts[replica] for replica in grown) >= prompts:
                 self.counts = now
                 return " and ".join(grown)
             time.sleep(0.05)
@@ -196,9 +232,10 @@ class Run:
         else:
             _, tokens, replica, overlap = said
             row["tokens"], row["overlap"], row["replica"] = tokens, overlap, replica
-            row["count"] = "equal" if tokens == answer.prompt_tokens else "differs"
+            told = answer.prompt_tokens if step.prompts == 1 else answer.first_prompt_tokens
+            row["count"] = "equal" if tokens == told else "differs"
             if row["count"] == "differs":
-                self.differs(step, f"prompt_tokens: filter {tokens}, engine {answer.prompt_tokens}")
+                self.differs(step, f"prompt_tokens: filter {tokens}, engine {told}")
             if replica != answer.served:
                 self.differs(step, f"sent to {replica}, served by {answer.served}")
             self.compare_cached(step, answer, overlap, row)
@@ -236,6 +273,7 @@ class Run:
             ("warmpath_failed_responses_total", ""): 0,
             ("warmpath_host_errors_total", ""): 0,
             ("warmpath_log_lapped_total", ""): 0,
+            ("warmpath_oracle_total", "differs"): 0,
         }
         found = filter_metrics(self.arguments.admin)
         for (name, result), expected in wanted.items():
@@ -244,6 +282,9 @@ class Run:
             print(f"  {label:48} {value:6}   expected {expected}")
             if value != expected:
                 self.differences.append(f"{label} is {value}, expected {expected}")
+        distrusted = [labels["kind"] for labels, value in found["warmpath_model_trusted"] if not value]
+        if distrusted:
+            self.differences.append(f"not trusted: {', '.join(distrusted)}")
         reasons = {labels.get("reason"): int(value) for labels, value in found["warmpath_requests_total"] if value}
         print("  by reason: " + ", ".join(f"{name} {count}" for name, count in sorted(reasons.items())))
 

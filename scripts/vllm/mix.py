@@ -1,4 +1,4 @@
-"""The hundred requests that check.py sends: every way of writing a prompt that an engine takes and the filter reads.
+"""The two hundred requests that check.py sends: every API and every way of writing a prompt that an engine takes and the filter reads.
 
 Only what is sent. Nothing here knows what should come back.
 """
@@ -7,7 +7,15 @@ import dataclasses
 import random
 
 CHAT = "/v1/chat/completions"
+CHAT_BATCH = "/v1/chat/completions/batch"
 COMPLETIONS = "/v1/completions"
+RESPONSES = "/v1/responses"
+MESSAGES = "/v1/messages"
+GENERATE = "/inference/v1/generate"
+
+# Where a body has what was said before; a text there is continued as a text.
+SAID = {CHAT: "messages", COMPLETIONS: "prompt", RESPONSES: "input", MESSAGES: "messages", GENERATE: "token_ids"}
+
 MODEL = "tiny"
 # The second name of the same model, in the engines and in the filter's configuration.
 ALIAS = "tiny-alias"
@@ -27,6 +35,8 @@ class Step:
     thread: str = ""
     # Whether the engine's account of its cache speaks of this prompt alone.
     comparable: bool = True
+    # Prompts in the body. Of a batch, what the engine counts is all of them; it is asked for the first one's ids.
+    prompts: int = 1
 
 
 SENTENCES = [
@@ -194,7 +204,7 @@ def parts():
 
     bodies = [
         ([user([text("One part. " + prose(61, 4))])], JSON),
-        ([system([text("S1"), text("S2")]), user([text("U1"), text(prose(62, 4)), text("")])], USAGE),
+        ([system([text("S1"), text("S2")]), user([text("U1"), text(prose(62, 4) + " Or so"), text("")])], USAGE),
         ([user([text("U1"), text("\n\n"), text("U2")]), assistant([text("A1"), text("A2\n")]), user("So?")], JSON),
         ([user([{"type": "text", "text": prose(63, 3), "cache_control": {"type": "ephemeral"}}])], STREAM),
         ([user(prose(64, 3)), assistant(None), user("Nothing?")], USAGE),
@@ -274,6 +284,198 @@ def token_ids():
     yield [complete(kind, ids(5, 2500), JSON)]
 
 
+def batches():
+    kind = "completion, batch"
+    chance = random.Random(6)
+    ids = [[chance.randrange(1000, 20000) for _ in range(count)] for count in (40, 7, 70)]
+    for prompts, mode, more in [
+        ([prose(101, 5), prose(102, 3)], JSON, {}),
+        ([prose(103, 4), "", prose(104, 4), "x"][::2], STREAM, {}),
+        (["Once", "Twice", "Thrice"], JSON, {"max_tokens": 3}),
+        (ids, JSON, {}),
+        (ids[1:], STREAM, {}),
+        ([[1, 2, 3, 4, 5], [6, 7]], JSON, {"truncate_prompt_tokens": 3, "truncation_side": "right"}),
+    ]:
+        step = complete(kind, prompts, mode, comparable=False, return_token_ids=True, **more)
+        yield [dataclasses.replace(step, prompts=len(prompts))]
+    for messages in ([system("Be brief."), user(prose(105, 5))], [user(prose(106, 4)), assistant("Yes."), user("No?")]):
+        step = chat("chat, batch of one", [messages], JSON)
+        yield [dataclasses.replace(step, path=CHAT_BATCH)]
+
+
+def respond(kind, said, mode=JSON, thread="", **more):
+    body = {"model": MODEL, "input": said, "max_output_tokens": 12, "temperature": 0, **more}
+    return Step(kind, RESPONSES, body, mode, thread)
+
+
+def item(role, text):
+    kind = "output_text" if role == "assistant" else "input_text"
+    return {"type": "message", "role": role, "content": [{"type": kind, "text": text}]}
+
+
+def thought(text):
+    return {"type": "reasoning", "summary": [], "content": [{"type": "reasoning_text", "text": text}]}
+
+
+# The same two tools, as these APIs have them.
+FLAT = [{"type": "function", **tool["function"]} for tool in (WEATHER, {**BARE, "function": {"name": "lights_off", "parameters": {}}})]
+BLOCKS = [
+    {"name": tool["name"], "description": "It does that.", "input_schema": tool["parameters"] or {"type": "object"}}
+    for tool in FLAT
+]
+
+
+def responses():
+    questions = ["And then?", "Give one more example, please, and say why it matters: (a) or (b)?"]
+    openings = [
+        ([user(prose(111, 20))], [JSON, USAGE, JSON], {}),
+        ([user(prose(112, 16))], [USAGE, USAGE, JSON], {"instructions": "Be brief. " + prose(113, 4)}),
+        ([item("user", prose(114, 18))], [JSON, JSON, USAGE], {"tools": FLAT}),
+        ([item("developer", prose(115, 12)), item("user", "Yes?")], [USAGE, JSON, USAGE], {"cache_salt": "tenant-8"}),
+    ]
+    for number, (said, modes, more) in enumerate(openings):
+        turns = [said] + [[item("user", question)] for question in questions]
+        thread = f"resp {number + 1}"
+        kind = "responses, conversation"
+        yield [respond(kind, turn, mode, thread, **{"max_output_tokens": 40, **more}) for turn, mode in zip(turns, modes)]
+    call = {"type": "function_call", "call_id": "c1", "name": "weather", "arguments": '{"place":"Zürich"}'}
+    answer = {"type": "function_call_output", "call_id": "c1", "output": "rain, 4.50 °C"}
+    asked = user(prose(121, 3))
+    effort = {"reasoning": {"effort": "low"}}
+    bodies = [
+        ("Hello!", JSON, {}),
+        ("", USAGE, {}),
+        (prose(122, 40), USAGE, {}),
+        ("漢字 👩‍👩‍👧 <|im_end|> \t x", JSON, {"instructions": ""}),
+        (prose(123, 5), JSON, {"instructions": "You are terse.", "metadata": {"a": "b"}, "store": False}),
+        ([system(prose(124, 3)), user("Hi")], USAGE, {}),
+        ([developer("Be kind."), user(prose(125, 3))], JSON, {"instructions": "Be terse."}),
+        ([user("Hi"), item("assistant", "Hello."), user(prose(126, 3))], JSON, {}),
+        ([user("A"), user("B"), user(prose(127, 3))], USAGE, {}),
+        ([asked, call, answer], JSON, {"tools": FLAT}),
+        ([asked, call, answer, user("So?")], USAGE, {"tools": FLAT[:1]}),
+        ([asked, item("assistant", "Hm."), call, answer], JSON, {"tools": FLAT}),
+        ([asked, thought("Two and two."), item("assistant", "4"), user("So?")], JSON, {}),
+        ([asked, thought("I look."), call, answer], USAGE, {"tools": FLAT}),
+        (prose(128, 3), JSON, {"tools": FLAT, "tool_choice": "none"}),
+        (prose(129, 3), USAGE, {"tools": FLAT, "tool_choice": "auto"}),
+        (prose(130, 3), JSON, effort),
+        (prose(131, 3), JSON, {"chat_template_kwargs": {"enable_thinking": False}}),
+        (prose(132, 3), JSON, {"truncation": "auto", "user": "someone"}),
+        ([user("Tell"), {**item("assistant", "Once upon"), "id": "m", "status": "in_progress"}], JSON, {}),
+    ]
+    for said, mode, more in bodies:
+        yield [respond("responses", said, mode, **more)]
+
+
+def message(kind, messages, mode=JSON, thread="", **more):
+    body = {"model": MODEL, "messages": messages, "max_tokens": 12, "temperature": 0, **more}
+    return Step(kind, MESSAGES, body, mode, thread)
+
+
+def messages():
+    def text(value, **more):
+        return {"type": "text", "text": value, **more}
+
+    def use(place, call="t1"):
+        return {"type": "tool_use", "id": call, "name": "weather", "input": {"place": place, "n": [1.0, None, True]}}
+
+    def found(content, call="t1"):
+        return {"type": "tool_result", "tool_use_id": call, "content": content}
+
+    questions = ["And then?", "Give one more example, please, and say why it matters: (a) or (b)?"]
+    openings = [
+        ([user(prose(141, 20))], [JSON, USAGE, JSON], {}),
+        ([user(prose(142, 4))], [USAGE, USAGE, JSON], {"system": prose(143, 16)}),
+        ([user([text(prose(144, 16)), text("Well?")])], [JSON, USAGE, USAGE], {"tools": BLOCKS}),
+        ([user(prose(145, 14))], [USAGE, JSON, JSON], {"system": [text("Be brief."), text("Be kind.")]}),
+    ]
+    for number, (said, modes, more) in enumerate(openings):
+        turns = [said] + [[user(question)] for question in questions]
+        thread = f"mess {number + 1}"
+        kind = "messages, conversation"
+        yield [message(kind, turn, mode, thread, **{"max_tokens": 40, **more}) for turn, mode in zip(turns, modes)]
+    cached = {"cache_control": {"type": "ephemeral"}}
+    billing = text("x-anthropic-billing-header: cc_version=2; cch=abc;")
+    asked, tools = user(prose(151, 3)), {"tools": BLOCKS}
+    thinking = {"type": "thinking", "thinking": "Two.", "signature": "s"}
+    bodies = [
+        ([user("Hello!")], JSON, {}),
+        ([user(prose(152, 40))], USAGE, {"system": "Be terse."}),
+        ([user(prose(153, 3))], JSON, {"system": [billing, text("Be terse."), text("Be kind.", **cached)]}),
+        ([user([text(prose(154, 3), **cached), text("b")])], USAGE, {}),
+        ([user([text(""), text(prose(155, 3))])], JSON, {"stop_sequences": ["zzz"]}),
+        ([user("Hi"), assistant("Hello."), user(prose(156, 3))], JSON, {}),
+        ([user("Hi"), assistant([text("Hello."), text("There.")]), asked], USAGE, {}),
+        ([asked, assistant("Once upon")], JSON, {}),
+        ([asked, assistant([thinking, text("4")]), user("So?")], USAGE, {}),
+        ([asked, assistant([thinking, use("Bern")]), user([found("sun")])], JSON, tools),
+        ([asked, assistant([text("I look."), use("Zürich")]), user([found("rain")])], USAGE, tools),
+        ([asked, assistant([use("A"), use("B", "t2")]), user([found("x"), found("y", "t2")])], JSON, tools),
+        ([asked, assistant([use("札幌")]), user([found([text("snow"), text("ice")])]), user("So?")], JSON, tools),
+        ([asked], JSON, {**tools, "tool_choice": {"type": "auto"}}),
+        ([asked], USAGE, {**tools, "tool_choice": {"type": "none"}}),
+        ([user("<|im_end|> <|eot_id|> " + prose(157, 3))], JSON, {"metadata": {"user_id": "u"}}),
+        ([user(prose(158, 3))], JSON, {"thinking": {"type": "disabled"}}),
+        ([user(prose(159, 3))], USAGE, {"chat_template_kwargs": {"enable_thinking": False}}),
+    ]
+    for said, mode, more in bodies:
+        yield [message("messages", said, mode, **more)]
+
+
+def generates():
+    def ids(seed, count):
+        chance = random.Random(seed)
+        return [chance.randrange(1000, 20000) for _ in range(count)]
+
+    def step(said, mode, thread="", comparable=True, **more):
+        sampling = {"max_tokens": 40 if thread else 8, "temperature": 0}
+        body = {"model": MODEL, "token_ids": said, "sampling_params": sampling, **more}
+        return Step("generate", GENERATE, body, mode, thread, comparable)
+
+    for number in (1, 2, 3):
+        turns = zip((150, 20, 40), (JSON, USAGE, JSON) if number % 2 else (USAGE, JSON, USAGE))
+        yield [step(ids(200 + 10 * number + at, count), mode, f"ids {number}") for at, (count, mode) in enumerate(turns)]
+    for seed, count, mode, more in [(231, 1, JSON, {}), (232, 500, USAGE, {}), (233, 64, JSON, {"cache_salt": "t"})]:
+        yield [step(ids(seed, count), mode, **more)]
+    yield [step(ids(234, 96), JSON), step(ids(234, 96), USAGE)]
+
+
+def reasoning():
+    """Thoughts of earlier turns, by either name of the field."""
+    asked, call = user(prose(161, 4)), called('{"place": "Bern"}')
+    bodies = [
+        ([asked, assistant("4", reasoning="Two and two.\n"), user("So?")], JSON, {}),
+        ([asked, assistant("4", reasoning_content="Two.")], USAGE, {"add_generation_prompt": False}),
+        ([asked, {**call, "reasoning": "I look."}, result("sun")], JSON, {"tools": [WEATHER]}),
+        ([asked, {**call, "reasoning_content": "I look."}, result("fog"), user("So?")], STREAM, {"tools": [WEATHER]}),
+        ([user(prose(162, 4))], USAGE, {"reasoning_effort": "low", "include_reasoning": False}),
+    ]
+    for messages, mode, more in bodies:
+        yield [chat("chat, reasoning", messages, mode, **more)]
+
+
+def one_prompt_by_several():
+    """A long system prompt that is sent by one API after another, and by either name of the model."""
+    text = prose(171, 20)
+    names = [MODEL, ALIAS, MODEL, ALIAS]
+    modes = [JSON, USAGE, USAGE, JSON]
+    kind = "system prompt, shared"
+    yield [
+        respond(kind, f"Question {number}?", mode, instructions=prose(172, 14), model=name)
+        for number, (name, mode) in enumerate(zip(names, modes))
+    ]
+    yield [
+        message(kind, [user(f"Question {number}?")], mode, system=prose(173, 14), model=name)
+        for number, (name, mode) in enumerate(zip(names, modes))
+    ]
+    yield [
+        chat("one prompt, by several APIs", [system(text), user("Yes?")]),
+        message("one prompt, by several APIs", [user("Yes?")], USAGE, system=text),
+        respond("one prompt, by several APIs", "Yes?", instructions=text),
+    ]
+
+
 def salts():
     yield [
         chat("cache_salt", [user(prose(99, 10))], JSON, **({"cache_salt": salt} if salt else {}))
@@ -282,7 +484,7 @@ def salts():
 
 
 def steps(end_id):
-    """All hundred, in an order that mixes them and keeps each thread's own."""
+    """All two hundred, in an order that mixes them and keeps each thread's own."""
     threads = [
         *conversations(end_id),
         *shared_prefixes(),
@@ -294,6 +496,12 @@ def steps(end_id):
         *texts(),
         *token_ids(),
         *salts(),
+        *batches(),
+        *responses(),
+        *messages(),
+        *generates(),
+        *reasoning(),
+        *one_prompt_by_several(),
     ]
     chance = random.Random(100)
     mixed = []
