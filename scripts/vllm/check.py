@@ -3,8 +3,9 @@
     check.py --envoy IP:PORT --admin IP:PORT --workers N --secret S --end-token ID REPLICA REPLICA
 
 The filter says, in the explain header, how many tokens the prompt has, to which replica it goes and how many of the
-tokens that replica has cached. The engine says, in its answer, how many tokens it read and how many of them it had
-cached (of a batch it says the first prompt's ids, which are counted); which replica worked is read from the replicas' own counters. Exits with 1 on any difference.
+tokens that replica has cached. The engine says, in its answer, how many tokens it read (of a batch, the first prompt's
+ids, which are counted) and how many of them it had cached; which replica worked is read from the replicas' own
+counters. Exits with 1 on any difference.
 """
 
 import argparse
@@ -254,9 +255,11 @@ class Run:
         before = self.served_before.get(step.thread)
         if step.thread and before:
             row["turn"] = "same" if before == answer.served else "other"
-            if row["turn"] == "other":
+            # A slow machine's last report can say that waiting there costs more; the filter then says so too.
+            is_busy = "reason=prefix_busy" in answer.explain
+            if row["turn"] == "other" and not is_busy:
                 self.differs(step, f"turn of {step.thread} left {before}: {answer.explain}")
-            if overlap == 0:
+            if overlap == 0 and not is_busy:
                 self.differs(step, f"turn of {step.thread} with nothing cached")
         self.served_before[step.thread] = answer.served
 

@@ -1,4 +1,5 @@
-"""The two hundred requests that check.py sends: every API and every way of writing a prompt that an engine takes and the filter reads.
+"""The two hundred requests that check.py sends: every API and every way of writing a prompt that an engine takes and the
+filter reads.
 
 Only what is sent. Nothing here knows what should come back.
 """
@@ -318,7 +319,8 @@ def thought(text):
 
 
 # The same two tools, as these APIs have them.
-FLAT = [{"type": "function", **tool["function"]} for tool in (WEATHER, {**BARE, "function": {"name": "lights_off", "parameters": {}}})]
+DARK = {"type": "function", "name": "lights_off", "parameters": {}}
+FLAT = [{"type": "function", **WEATHER["function"]}, DARK]
 BLOCKS = [
     {"name": tool["name"], "description": "It does that.", "input_schema": tool["parameters"] or {"type": "object"}}
     for tool in FLAT
@@ -336,8 +338,8 @@ def responses():
     for number, (said, modes, more) in enumerate(openings):
         turns = [said] + [[item("user", question)] for question in questions]
         thread = f"resp {number + 1}"
-        kind = "responses, conversation"
-        yield [respond(kind, turn, mode, thread, **{"max_output_tokens": 40, **more}) for turn, mode in zip(turns, modes)]
+        kind, more = "responses, conversation", {"max_output_tokens": 40, **more}
+        yield [respond(kind, turn, mode, thread, **more) for turn, mode in zip(turns, modes)]
     call = {"type": "function_call", "call_id": "c1", "name": "weather", "arguments": '{"place":"Zürich"}'}
     answer = {"type": "function_call_output", "call_id": "c1", "output": "rain, 4.50 °C"}
     asked = user(prose(121, 3))
@@ -393,12 +395,13 @@ def messages():
     for number, (said, modes, more) in enumerate(openings):
         turns = [said] + [[user(question)] for question in questions]
         thread = f"mess {number + 1}"
-        kind = "messages, conversation"
-        yield [message(kind, turn, mode, thread, **{"max_tokens": 40, **more}) for turn, mode in zip(turns, modes)]
+        kind, more = "messages, conversation", {"max_tokens": 40, **more}
+        yield [message(kind, turn, mode, thread, **more) for turn, mode in zip(turns, modes)]
     cached = {"cache_control": {"type": "ephemeral"}}
     billing = text("x-anthropic-billing-header: cc_version=2; cch=abc;")
     asked, tools = user(prose(151, 3)), {"tools": BLOCKS}
     thinking = {"type": "thinking", "thinking": "Two.", "signature": "s"}
+    once = [assistant([use("A")]), user([found("x")])]
     bodies = [
         ([user("Hello!")], JSON, {}),
         ([user(prose(152, 40))], USAGE, {"system": "Be terse."}),
@@ -411,7 +414,8 @@ def messages():
         ([asked, assistant([thinking, text("4")]), user("So?")], USAGE, {}),
         ([asked, assistant([thinking, use("Bern")]), user([found("sun")])], JSON, tools),
         ([asked, assistant([text("I look."), use("Zürich")]), user([found("rain")])], USAGE, tools),
-        ([asked, assistant([use("A"), use("B", "t2")]), user([found("x"), found("y", "t2")])], JSON, tools),
+        # One call at a time: Llama's template takes no more.
+        ([asked, *once, assistant([use("B", "t2")]), user([found("y", "t2")])], JSON, tools),
         ([asked, assistant([use("札幌")]), user([found([text("snow"), text("ice")])]), user("So?")], JSON, tools),
         ([asked], JSON, {**tools, "tool_choice": {"type": "auto"}}),
         ([asked], USAGE, {**tools, "tool_choice": {"type": "none"}}),
@@ -435,7 +439,8 @@ def generates():
 
     for number in (1, 2, 3):
         turns = zip((150, 20, 40), (JSON, USAGE, JSON) if number % 2 else (USAGE, JSON, USAGE))
-        yield [step(ids(200 + 10 * number + at, count), mode, f"ids {number}") for at, (count, mode) in enumerate(turns)]
+        seed, thread = 200 + 10 * number, f"ids {number}"
+        yield [step(ids(seed + at, count), mode, thread) for at, (count, mode) in enumerate(turns)]
     for seed, count, mode, more in [(231, 1, JSON, {}), (232, 500, USAGE, {}), (233, 64, JSON, {"cache_salt": "t"})]:
         yield [step(ids(seed, count), mode, **more)]
     yield [step(ids(234, 96), JSON), step(ids(234, 96), USAGE)]
