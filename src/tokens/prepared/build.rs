@@ -4,6 +4,7 @@
 
 use super::{LoadError, charsmap, container, tables};
 use crate::template::RendererName;
+use crate::template::named;
 use crate::tokens::added::{AddedToken, MAX_ADDED_BYTES, MAX_ADDED_TOKENS};
 use serde_json::{Map, Value, json};
 use std::collections::BTreeMap;
@@ -200,16 +201,19 @@ fn write_added(added: &[AddedToken]) -> Vec<u8> {
 }
 
 /// The template inside `tokenizer_config.json`: a string, or a list of named ones of which `default` counts.
-fn chat_template_of(config: &Value) -> Result<String, LoadError> {
+fn chat_template_of<'a>(config: &'a Value) -> Result<String, LoadError> {
     match config.get("chat_template") {
         None | Some(Value::Null) => Ok(String::new()),
         Some(Value::String(template)) => Ok(template.clone()),
-        Some(Value::Array(named)) => Ok(named
-            .iter()
-            .find(|entry| entry.get("name").and_then(Value::as_str) == Some("default"))
-            .and_then(|entry| entry.get("template").and_then(Value::as_str))
-            .unwrap_or_default()
-            .to_owned()),
+        Some(Value::Array(list)) => {
+            let field = |entry: &'a Value, name| entry.get(name).and_then(Value::as_str);
+            let named = list
+                .iter()
+                .filter_map(|entry| Some((field(entry, "name")?, field(entry, "template")?)));
+            named::join(named).map_err(|error| {
+                LoadError(format!("tokenizer_config.json: chat_template: {error}"))
+            })
+        }
         Some(_) => Err(LoadError(
             "tokenizer_config.json: chat_template: expected a string or a list".to_owned(),
         )),
