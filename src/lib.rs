@@ -6,7 +6,7 @@
 //! 1. [`config`] checks the plugin's JSON once.
 //! 2. [`request`] reads a body into a [`request::Prompt`], [`template`] renders it as the engine
 //!    would, [`tokens`] turns the text into ids and the ids into a chain of block hashes, and
-//!    [`model`] puts these together, by the [`rules`] that are configured of an engine.
+//!    [`model`] puts these together. [`memo`] knows what was read before, [`budget`] how long the rest will take, by the [`rules`] that are configured of an engine.
 //! 3. [`replicas`] says who there is and how they do, [`index`] who holds which blocks, and
 //!    [`charge`] what is in flight.
 //! 4. [`score`] is the cost in seconds, and [`route::decide`] the only path from all of these to a
@@ -22,12 +22,14 @@
 // Only the shell needs `unsafe`: for the clock as a number, and for names that the linker goes by.
 #![cfg_attr(not(target_family = "wasm"), forbid(unsafe_code))]
 
+pub mod budget;
 pub mod charge;
 pub mod config;
 pub mod feedback;
 pub mod index;
 pub mod loaded;
 mod media;
+pub mod memo;
 pub mod metrics;
 #[cfg(all(feature = "demo", not(target_family = "wasm")))]
 pub mod mock;

@@ -131,6 +131,12 @@ pub const PROMPTS: Metric = Metric::counter(
     &["api", "prompt"],
     "Requests by their API, and whether their prompt's tokens were known when they were routed: known, unknown, or none where the API computes no prompt; other is a POST of JSON to a path that is no API here",
 );
+/// Prompts of batches.
+pub const MORE_PROMPTS: Metric = Metric::counter(
+    "warmpath_more_prompts_total",
+    &["api"],
+    "Prompts of batches beyond the first, by which alone a batch is routed; documents beside a query among them",
+);
 /// Own count of prompt tokens.
 pub const PROMPT_TOKENS: Metric = Metric::counter(
     "warmpath_prompt_tokens_total",
@@ -319,6 +325,24 @@ pub const VMS: Metric = Metric::gauge(
 /// Memory per VM.
 pub const VM_MEMORY: Metric =
     Metric::gauge("warmpath_vm_memory_bytes", &["vm"], "Linear memory of a VM; it never shrinks");
+/// The memo's use.
+pub const MEMO_PROMPTS: Metric = Metric::counter(
+    "warmpath_memo_prompts_total",
+    &["result"],
+    "Prompts that were read, by whether the memo knew their beginning: hit or miss; none where it was not asked (ids, media, truncation, no memo)",
+);
+/// What it saved.
+pub const MEMO_TOKENS: Metric = Metric::counter(
+    "warmpath_memo_tokens_total",
+    &[],
+    "Tokens of prompts that were neither tokenized nor hashed anew, because the memo knew them",
+);
+/// What it costs.
+pub const MEMO_BYTES: Metric = Metric::gauge(
+    "warmpath_memo_bytes",
+    &["vm"],
+    "Bytes of a VM's memo, at most memo_bytes; part of its linear memory",
+);
 /// Tokenizer loads.
 pub const TOKENIZER_LOADS: Metric = Metric::counter(
     "warmpath_tokenizer_loads_total",
@@ -371,6 +395,7 @@ pub const HOST_ERRORS: Metric = Metric::counter(
 pub const ALL: &[Metric] = &[
     REQUESTS,
     PROMPTS,
+    MORE_PROMPTS,
     PROMPT_TOKENS,
     PREDICTED_CACHED_TOKENS,
     PARTIAL_PROMPTS,
@@ -403,6 +428,9 @@ pub const ALL: &[Metric] = &[
     REPLICA_CAPACITY,
     VMS,
     VM_MEMORY,
+    MEMO_PROMPTS,
+    MEMO_TOKENS,
+    MEMO_BYTES,
     TOKENIZER_LOADS,
     TOKENIZER_STEP,
     LOG_LAPPED,

@@ -7,12 +7,13 @@ use crate::request::{Input, Prompt, Truncation};
 use crate::template::{Renderer, Rendering, TemplateError};
 use crate::tokens::ids::Ids;
 use crate::tokens::prepared::{LoadError, Loader, Prepared, Progress};
-use crate::tokens::{EncodeError, Encoding, More, Tokenizer};
+use crate::tokens::{EncodeError, Encoding, Mark, More, Tokenizer};
 
 /// A loaded model.
 pub struct Model {
     tokenizer: Tokenizer,
     renderer: Option<Renderer>,
+    checksum: u64,
 }
 
 /// Why a prompt has no token ids.
@@ -36,6 +37,7 @@ pub struct Reading {
     adds_special_tokens: bool,
     /// Seconds since the epoch where the engine is.
     now: u64,
+    marks: Vec<(usize, Mark)>,
 }
 
 enum Stage {
@@ -51,9 +53,24 @@ impl Model {
     /// # Errors
     /// When the chat template does not compile.
     pub fn new(prepared: Prepared) -> Result<Self, TemplateError> {
-        let Prepared { tokenizer, chat_template, renderer, special_tokens } = prepared;
+        let Prepared { tokenizer, chat_template, renderer, special_tokens, checksum } = prepared;
         let renderer = Renderer::new(renderer, &chat_template, &special_tokens)?;
-        Ok(Self { tokenizer, renderer })
+        Ok(Self { tokenizer, renderer, checksum })
+    }
+
+    /// One number for all that it is made of.
+    pub fn checksum(&self) -> u64 {
+        self.checksum
+    }
+
+    /// Its tokenizer.
+    pub fn tokenizer(&self) -> &Tokenizer {
+        &self.tokenizer
+    }
+
+    /// Whether it has what renders chats. Without, they have no token ids.
+    pub fn renders_chats(&self) -> bool {
+        self.renderer.is_some()
     }
 
     /// Loads prepared bytes in one go: for native commands and tests.
@@ -119,7 +136,8 @@ impl Reading {
             Input::Text { text, add_special_tokens } => (Stage::Text(text), add_special_tokens),
             Input::Tokens(ids) => (Stage::Tokens(ids), false),
         };
-        Self { stage, media, truncation: prompt.truncation, adds_special_tokens, now }
+        let (truncation, marks) = (prompt.truncation, Vec::new());
+        Self { stage, media, truncation, adds_special_tokens, now, marks }
     }
 
     /// Goes on while there is `more` time, and for one step at least. The ids come with the last. It must be given the
@@ -128,7 +146,32 @@ impl Reading {
     /// # Errors
     /// When the template or the tokenizer refuses the prompt.
     pub fn go_on(&mut self, model: &Model, more: More<'_>) -> Result<Option<Ids>, PromptError> {
+        if !self.render(model, more)? {
+            return Ok(None);
+        }
+        let ids = match &mut self.stage {
+            Stage::Encoding(encoding) => {
+                let ids = encoding.go_on(&model.tokenizer, more).map_err(PromptError::Tokenizer)?;
+                let Some(ids) = ids else { return Ok(None) };
+                self.marks = encoding.take_marks();
+                ids
+            }
+            Stage::Tokens(ids) => std::mem::take(ids),
+            Stage::Rendering(_) | Stage::Text(_) => return Ok(None),
+        };
+        self.finish(model, ids).map(Some)
+    }
+
+    /// Goes on until the prompt is a text that is ready to be encoded, or is known to be ids, while there is `more` time,
+    /// and for one step at least. Whether it is.
+    ///
+    /// # Errors
+    /// When the template or the tokenizer refuses the prompt.
+    pub fn render(&mut self, model: &Model, more: More<'_>) -> Result<bool, PromptError> {
         loop {
+            if matches!(self.stage, Stage::Encoding(_) | Stage::Tokens(_)) {
+                return Ok(true);
+            }
             self.stage = match std::mem::replace(&mut self.stage, Stage::Tokens(Vec::new())) {
                 Stage::Rendering(Rendering::Text(text)) => match &mut self.media {
                     None => Stage::Text(text),
@@ -155,21 +198,41 @@ impl Reading {
                     let encoding = model.tokenizer.begin(text, self.adds_special_tokens);
                     Stage::Encoding(Box::new(encoding.map_err(PromptError::Tokenizer)?))
                 }
-                Stage::Encoding(mut encoding) => {
-                    match encoding.go_on(&model.tokenizer, more).map_err(PromptError::Tokenizer)? {
-                        Some(ids) => Stage::Tokens(ids),
-                        None => {
-                            self.stage = Stage::Encoding(encoding);
-                            return Ok(None);
-                        }
-                    }
-                }
-                Stage::Tokens(ids) => return self.finish(model, ids).map(Some),
+                rendered => rendered,
             };
             if !more() {
-                return Ok(None);
+                return Ok(false);
             }
         }
+    }
+
+    /// Whether the tokenizer adds tokens of its own.
+    pub fn adds_special_tokens(&self) -> bool {
+        self.adds_special_tokens
+    }
+
+    /// The text that is ready to be encoded, where nothing is done to its ids afterwards.
+    pub fn plain_encoding(&mut self) -> Option<&mut Encoding> {
+        match &mut self.stage {
+            Stage::Encoding(encoding) if self.truncation.is_none() && self.media.is_none() => {
+                Some(encoding)
+            }
+            _ => None,
+        }
+    }
+
+    /// How many bytes are to be encoded, where that is known.
+    pub fn bytes_left(&self) -> usize {
+        match &self.stage {
+            Stage::Encoding(encoding) => encoding.bytes_left(),
+            Stage::Text(text) => text.len(),
+            Stage::Rendering(_) | Stage::Tokens(_) => 0,
+        }
+    }
+
+    /// The marks that its text's encoding noted, once there are ids.
+    pub fn take_marks(&mut self) -> Vec<(usize, Mark)> {
+        std::mem::take(&mut self.marks)
     }
 
     fn finish(&mut self, model: &Model, ids: Vec<u32>) -> Result<Ids, PromptError> {

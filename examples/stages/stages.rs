@@ -96,7 +96,7 @@ impl Parts {
         let mut loader = Loader::new(bytes).map_err(|error| error.0)?;
         loop {
             if let Progress::Ready(prepared) = loader.step().map_err(|error| error.0)? {
-                let Prepared { tokenizer, chat_template, renderer, special_tokens } = *prepared;
+                let Prepared { tokenizer, chat_template, renderer, special_tokens, .. } = *prepared;
                 let renderer = Renderer::new(renderer, &chat_template, &special_tokens);
                 let renderer = renderer.map_err(|error| error.to_string())?;
                 return Ok(Self {

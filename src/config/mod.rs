@@ -39,6 +39,10 @@ pub struct Config {
     pub max_body_bytes: usize,
     /// How long a request waits for its turn to have its prompt read, and how long that may take.
     pub max_prompt: Duration,
+    /// Processor time that reading one prompt may take.
+    pub max_prompt_cpu: Duration,
+    /// Bytes that a VM's memo may have; none turns it off.
+    pub memo_bytes: usize,
     /// The engine's local time is this far from UTC, in seconds, positive to the east: templates
     /// may print the date.
     pub engine_utc_offset_s: i64,
@@ -153,6 +157,8 @@ pub const OPTIONS: &[(&str, &str, &str)] = &[
     ("passive_health.max_ms", "30000", "ms"),
     ("max_body_bytes", "1000000", "bytes"),
     ("max_prompt_ms", "1000", "ms"),
+    ("max_prompt_cpu_ms", "400", "ms"),
+    ("memo_bytes", "8388608", "bytes"),
     ("default_block_size", "16", "tokens"),
     ("default_capacity_blocks", "8192", "blocks"),
     ("engine_utc_offset_minutes", "0", "minutes"),
@@ -216,6 +222,8 @@ impl Config {
             poll_timeout: root.millis("poll_timeout_ms", 2000, 50, 60_000)?,
             max_body_bytes: root.integer("max_body_bytes", 1_000_000, 1, 256 << 20)? as usize,
             max_prompt: root.millis("max_prompt_ms", 1000, 1, 600_000)?,
+            max_prompt_cpu: root.millis("max_prompt_cpu_ms", 400, 1, 600_000)?,
+            memo_bytes: root.integer("memo_bytes", 8 << 20, 0, 1 << 30)? as usize,
             engine_utc_offset_s: 60
                 * root.signed("engine_utc_offset_minutes", 0, -24 * 60, 24 * 60)?,
             explain,

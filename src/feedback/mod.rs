@@ -4,6 +4,7 @@
 //! answer has begun, the usage, and the answer's text while it may still be the engine's exact
 //! tokens. It never holds a chunk back and never judges the response.
 
+mod place;
 mod reply;
 
 use crate::request::Api;
@@ -13,7 +14,7 @@ use crate::request::Api;
 /// milliseconds; doubled, so is that.
 const MAX_UNREAD_BYTES: usize = 1 << 20;
 
-/// The answer's text is kept up to this size, some 60,000 tokens.
+/// The answer's text, or its ids, are kept up to this size, some 60,000 tokens.
 const MAX_ANSWER_BYTES: usize = 256 << 10;
 
 /// The engine's own account of a request.
@@ -46,7 +47,18 @@ pub struct Feedback {
     began: bool,
     usage: Option<Usage>,
     answer: Answer,
+    /// The answer's ids, where the response tells them, until there are too many.
+    token_ids: Option<Vec<u32>>,
     was_read: bool,
+}
+
+/// An answer as it continues its prompt.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum ExactAnswer<'a> {
+    /// Text whose tokens are most likely those that were sampled.
+    Text(&'a str),
+    /// The ids that were sampled.
+    Tokens(&'a [u32]),
 }
 
 /// The answer's text, as long as it stands for exactly the tokens the engine produced.
@@ -70,7 +82,8 @@ impl Feedback {
             Body::Opaque
         };
         let answer = Answer::Text(String::new());
-        Self { api, body, began: false, usage: None, answer, was_read: false }
+        let token_ids = Some(Vec::new());
+        Self { api, body, began: false, usage: None, answer, token_ids, was_read: false }
     }
 
     /// Whether this response tells anything.
@@ -99,10 +112,11 @@ impl Feedback {
         self.usage
     }
 
-    /// The answer's text, when the engine's tokens are that text's tokens.
-    pub fn exact_answer(&self) -> Option<&str> {
-        match &self.answer {
-            Answer::Text(text) if !text.is_empty() => Some(text),
+    /// The answer, when what the engine sampled is known.
+    pub fn exact_answer(&self) -> Option<ExactAnswer<'_>> {
+        match (&self.token_ids, &self.answer) {
+            (Some(ids), _) if !ids.is_empty() => Some(ExactAnswer::Tokens(ids)),
+            (_, Answer::Text(text)) if !text.is_empty() => Some(ExactAnswer::Text(text)),
             _ => None,
         }
     }
@@ -113,7 +127,7 @@ impl Feedback {
             Body::Stream(mut line) => {
                 for piece in chunk.split_inclusive(|byte| *byte == b'\n') {
                     if line.len() + piece.len() > MAX_UNREAD_BYTES {
-                        self.answer = Answer::Inexact;
+                        self.is_cut();
                         return;
                     }
                     line.extend_from_slice(piece);
@@ -128,8 +142,14 @@ impl Feedback {
                 bytes.extend_from_slice(chunk);
                 self.body = Body::Json(bytes);
             }
-            Body::Json(_) | Body::Opaque => self.answer = Answer::Inexact,
+            Body::Json(_) | Body::Opaque => self.is_cut(),
         }
+    }
+
+    /// Some of it is not read.
+    fn is_cut(&mut self) {
+        self.answer = Answer::Inexact;
+        self.token_ids = None;
     }
 
     /// Takes in the end of the body.
@@ -151,8 +171,14 @@ impl Feedback {
     fn document(&mut self, json: &[u8]) {
         // `[DONE]` and comments end here too.
         let Some(found) = reply::read(self.api, json) else { return };
-        if let Some(usage) = found.usage {
-            self.usage = Some(usage);
+        match (found.usage, found.completion_tokens) {
+            (Some(usage), _) => self.usage = Some(usage),
+            (None, Some(count)) => {
+                if let Some(usage) = &mut self.usage {
+                    usage.completion_tokens = Some(count);
+                }
+            }
+            (None, None) => {}
         }
         self.began |= found.began;
         if found.is_inexact {
@@ -163,6 +189,12 @@ impl Feedback {
                 self.answer = Answer::Inexact;
             } else {
                 answer.push_str(&found.text);
+            }
+        }
+        if let Some(ids) = &mut self.token_ids {
+            ids.extend(found.token_ids);
+            if found.is_of_several || ids.len() > MAX_ANSWER_BYTES / 4 {
+                self.token_ids = None;
             }
         }
     }
@@ -217,7 +249,7 @@ mod tests {
     #[test]
     fn a_chat_stream_gives_its_answer_and_usage() {
         let feedback = stream(Api::Chat, CHAT_STREAM);
-        assert_eq!(feedback.exact_answer(), Some(" one two"));
+        assert_eq!(feedback.exact_answer(), Some(ExactAnswer::Text(" one two")));
         assert_eq!(feedback.usage(), usage(40, Some(32), 2));
     }
 
@@ -226,7 +258,11 @@ mod tests {
         let whole = CHAT_STREAM.as_bytes();
         for cut in 0..whole.len() {
             let feedback = read(Api::Chat, "text/event-stream", &[&whole[..cut], &whole[cut..]]);
-            assert_eq!(feedback.exact_answer(), Some(" one two"), "cut at {cut}");
+            assert_eq!(
+                feedback.exact_answer(),
+                Some(ExactAnswer::Text(" one two")),
+                "cut at {cut}"
+            );
             assert_eq!(feedback.usage(), usage(40, Some(32), 2), "cut at {cut}");
         }
     }
@@ -247,7 +283,7 @@ mod tests {
         let body = br#"{"choices":[{"index":0,"message":{"role":"assistant","content":"hi"}}],
             "usage":{"prompt_tokens":7,"completion_tokens":1,"prompt_tokens_details":null}}"#;
         let feedback = read(Api::Chat, "application/json", &[&body[..20], &body[20..]]);
-        assert_eq!(feedback.exact_answer(), Some("hi"));
+        assert_eq!(feedback.exact_answer(), Some(ExactAnswer::Text("hi")));
         assert_eq!(feedback.usage(), usage(7, None, 1));
     }
 
@@ -256,7 +292,7 @@ mod tests {
         let text = "data: {\"choices\":[{\"index\":0,\"text\":\" w\"}]}\n\n";
         let feedback = stream(Api::Completions, text);
         assert!(feedback.answer_began());
-        assert_eq!(feedback.exact_answer(), Some(" w"));
+        assert_eq!(feedback.exact_answer(), Some(ExactAnswer::Text(" w")));
     }
 
     #[test]
@@ -291,6 +327,152 @@ mod tests {
         }
     }
 
+    /// An answer and its usage, whole and as a stream.
+    #[track_caller]
+    fn check_both(api: Api, whole: &str, events: &str, expected: [(ExactAnswer<'_>, u32); 2]) {
+        let whole = read(api, "application/json", &[whole.as_bytes()]);
+        let streamed = stream(api, events);
+        for (feedback, (answer, cached)) in [whole, streamed].iter().zip(expected) {
+            assert_eq!(feedback.exact_answer(), Some(answer), "{api:?}");
+            let prompt = if api == Api::Generate { 80 } else { 72 };
+            assert_eq!(feedback.usage(), usage(prompt, Some(cached), 3), "{api:?}");
+            assert!(feedback.answer_began() && feedback.was_read());
+        }
+    }
+
+    #[test]
+    fn every_apis_answer_is_read_as_a_real_engine_sends_it() {
+        use ExactAnswer::{Text, Tokens};
+        check_both(
+            Api::Responses,
+            include_str!("../../tests/data/vllm/responses.json"),
+            include_str!("../../tests/data/vllm/responses_stream.txt"),
+            [(Text(" mbedtls offerings anomal"), 0), (Text(" mbedtls leakage drums"), 64)],
+        );
+        check_both(
+            Api::Messages,
+            include_str!("../../tests/data/vllm/messages.json"),
+            include_str!("../../tests/data/vllm/messages_stream.txt"),
+            [(Text(" mbedtls citas storm"), 64), (Text(" mbedtls colum nuestros"), 64)],
+        );
+        check_both(
+            Api::Generate,
+            include_str!("../../tests/data/vllm/generate.json"),
+            include_str!("../../tests/data/vllm/generate_stream.txt"),
+            [(Tokens(&[14887, 40887, 38954]), 64), (Tokens(&[34013, 61168, 61168]), 64)],
+        );
+    }
+
+    #[test]
+    fn ids_that_a_response_tells_are_better_than_its_text() {
+        let sample = include_str!("../../tests/data/vllm/chat_stream_token_ids.txt");
+        let feedback = stream(Api::Chat, sample);
+        let ids = [97289, 32835, 5675];
+        assert_eq!(feedback.exact_answer(), Some(ExactAnswer::Tokens(&ids)));
+        assert_eq!(feedback.usage(), usage(72, Some(64), 3));
+        let thought = "data: {\"choices\":[{\"index\":0,\"delta\":{\"reasoning\":\"x\"},\"token_ids\":[7]}]}\n";
+        let feedback = stream(Api::Chat, thought);
+        assert_eq!(feedback.exact_answer(), Some(ExactAnswer::Tokens(&[7])));
+        let second = thought.replace("\"index\":0", "\"index\":1");
+        assert_eq!(stream(Api::Chat, &second).exact_answer(), None);
+    }
+
+    #[test]
+    fn an_answer_begins_with_its_first_content_on_every_api() {
+        #[track_caller]
+        fn check(api: Api, events: &str, last_before: &str) {
+            let mut feedback = Feedback::new(api, Some("text/event-stream"), None);
+            let (before, after) = events.split_once(last_before).expect(last_before);
+            feedback.push(before.as_bytes());
+            feedback.push(last_before.as_bytes());
+            feedback.push(b"\n");
+            assert!(!feedback.answer_began(), "{api:?}");
+            let line = after.split_inclusive("\n\n").nth(1).expect("a first event");
+            feedback.push(line.as_bytes());
+            assert!(feedback.answer_began(), "{api:?}: {line}");
+        }
+        let events = include_str!("../../tests/data/vllm/responses_stream.txt");
+        check(Api::Responses, events, "\"type\":\"response.content_part.added\"}");
+        let events = include_str!("../../tests/data/vllm/messages_stream.txt");
+        check(
+            Api::Messages,
+            events,
+            "\"content_block\":{\"type\":\"text\",\"text\":\"\"},\"index\":0}",
+        );
+    }
+
+    #[test]
+    fn what_is_no_text_of_the_answer_makes_it_inexact_on_every_api() {
+        #[track_caller]
+        fn check(api: Api, documents: &[&str]) {
+            for document in documents {
+                for feedback in [
+                    stream(api, &format!("data: {document}\n\n")),
+                    read(api, "application/json", &[document.as_bytes()]),
+                ] {
+                    assert!(feedback.answer_began(), "{document}");
+                    assert_eq!(feedback.exact_answer(), None, "{document}");
+                }
+            }
+        }
+        check(
+            Api::Responses,
+            &[
+                r#"{"delta":"hm","type":"response.reasoning_text.delta"}"#,
+                r#"{"type":"response.function_call_arguments.delta","delta":"{"}"#,
+                r#"{"type":"response.output_text.delta","delta":"x","output_index":1}"#,
+                r#"{"type":"response.output_item.added","item":{"type":"function_call"}}"#,
+                r#"{"output":[{"type":"message","content":[{"type":"output_text","text":"x"}]},{"type":"function_call"}]}"#,
+                r#"{"output":[{"type":"reasoning","content":[{"type":"reasoning_text","text":"x"}]}]}"#,
+            ],
+        );
+        check(
+            Api::Messages,
+            &[
+                r#"{"type":"content_block_start","content_block":{"type":"tool_use","input":{}},"index":0}"#,
+                r#"{"type":"content_block_delta","delta":{"type":"thinking_delta","thinking":"x"},"index":0}"#,
+                r#"{"type":"content_block_delta","delta":{"type":"input_json_delta","partial_json":"{"},"index":0}"#,
+                r#"{"type":"content_block_delta","delta":{"type":"text_delta","text":"x"},"index":1}"#,
+                r#"{"type":"message","content":[{"type":"text","text":"x"},{"type":"tool_use"}]}"#,
+            ],
+        );
+    }
+
+    #[test]
+    fn usage_has_other_names_on_other_apis() {
+        #[track_caller]
+        fn check(api: Api, document: &str, expected: Option<Usage>) {
+            let feedback = read(api, "application/json", &[document.as_bytes()]);
+            assert_eq!(feedback.usage(), expected, "{document}");
+            assert_eq!(feedback.exact_answer(), None, "{document}");
+        }
+        let pooled = r#"{"object":"list","data":[{"embedding":[0.5,1]}],"usage":{"prompt_tokens":5,"total_tokens":5,
+            "completion_tokens":0,"prompt_tokens_details":null}}"#;
+        for api in [Api::Embeddings, Api::Pooling, Api::Classify, Api::Score] {
+            check(api, pooled, usage(5, None, 0));
+        }
+        let prompt_only = |prompt_tokens| {
+            Some(Usage { prompt_tokens, cached_tokens: None, completion_tokens: None })
+        };
+        let cohere = r#"{"embeddings":{"float":[[1]]},"meta":{"billed_units":{"input_tokens":5,"image_tokens":0}}}"#;
+        check(Api::Embed, cohere, prompt_only(5));
+        let rerank = r#"{"usage":{"prompt_tokens":5,"total_tokens":5},"results":[]}"#;
+        check(Api::Rerank, rerank, prompt_only(5));
+        let uncached = r#"{"content":[],"usage":{"input_tokens":31,"output_tokens":0,"cache_creation_input_tokens":4,
+            "cache_read_input_tokens":32}}"#;
+        check(Api::Messages, uncached, usage(67, Some(32), 0));
+        check(Api::Messages, r#"{"usage":{"input_tokens":9}}"#, prompt_only(9));
+    }
+
+    #[test]
+    fn an_event_that_counts_the_answer_alone_leaves_the_prompts_count() {
+        let events = concat!(
+            "data: {\"type\":\"message_start\",\"message\":{\"usage\":{\"input_tokens\":7,\"output_tokens\":1}}}\n\n",
+            "data: {\"type\":\"message_delta\",\"delta\":{},\"usage\":{\"output_tokens\":9}}\n\n",
+        );
+        assert_eq!(stream(Api::Messages, events).usage(), usage(7, None, 9));
+    }
+
     #[test]
     fn what_cannot_be_read_is_passed_on_unread() {
         let compressed = Feedback::new(Api::Chat, Some("application/json"), Some("gzip"));
@@ -323,7 +505,7 @@ mod tests {
             r#" "completion_tokens": 1.5, "prompt_tokens_details": [{"cached_tokens": 3}]}}"#,
         );
         let feedback = stream(Api::Chat, &format!("data: {text}\n\n"));
-        assert_eq!(feedback.exact_answer(), Some("yes"));
+        assert_eq!(feedback.exact_answer(), Some(ExactAnswer::Text("yes")));
         let usage = Usage { prompt_tokens: 5, cached_tokens: None, completion_tokens: None };
         assert_eq!(feedback.usage(), Some(usage));
         let negative = "data: {\"usage\":{\"prompt_tokens\":-1}}\n\n";

@@ -5,6 +5,7 @@
 //! absent, not an error.
 
 use super::Usage;
+use super::place::{Place, is_text};
 use crate::request::Api;
 use serde::Deserializer as _;
 use serde::de::{DeserializeSeed, Error, IgnoredAny, MapAccess, SeqAccess, Visitor};
@@ -14,11 +15,17 @@ use std::fmt;
 #[derive(Debug, Default)]
 pub(super) struct Reply {
     pub usage: Option<Usage>,
+    /// Tokens of the answer, where nothing is said of the prompt's.
+    pub completion_tokens: Option<u32>,
     /// Whether it has a part of an answer.
     pub began: bool,
     /// The answer's text, unless something says that it is not what was generated.
     pub text: String,
     pub is_inexact: bool,
+    /// The ids of what was generated, whatever it is.
+    pub token_ids: Vec<u32>,
+    /// Whether it has a part of another answer than the first.
+    pub is_of_several: bool,
 }
 
 /// Reads an object. Anything else proves nothing.
@@ -30,74 +37,52 @@ pub(super) fn read(api: Api, json: &[u8]) -> Option<Reply> {
     let mut reader = serde_json::Deserializer::from_slice(json);
     reader.deserialize_any(At { place: Place::Document, api, found: &mut found }).ok()?;
     reader.end().ok()?;
-    let Found { reply, usage } = found;
-    let Counts { prompt_tokens, cached_tokens, completion_tokens } = usage;
-    let usage = prompt_tokens.map(|prompt_tokens| Usage {
-        prompt_tokens,
-        cached_tokens,
-        completion_tokens,
-    });
-    Some(Reply { usage, ..reply })
+    Some(found.into_reply(api))
 }
 
 #[derive(Default)]
 struct Found {
     reply: Reply,
     usage: Counts,
+    /// What the event's name gives a meaning to.
+    delta: String,
+    is_event_of_text: bool,
 }
 
 #[derive(Default)]
 struct Counts {
     prompt_tokens: Option<u32>,
     cached_tokens: Option<u32>,
+    uncounted_tokens: Option<u32>,
     completion_tokens: Option<u32>,
 }
 
-/// Where in a document a value stands.
-#[derive(Clone, Copy, PartialEq, Eq)]
-enum Place {
-    Document,
-    Usage,
-    Details,
-    PromptTokens,
-    CachedTokens,
-    CompletionTokens,
-    Choices,
-    Choice,
-    /// The choice's number.
-    Index,
-    /// A message or a part of one.
-    Part,
-    Content,
-    Reasoning,
-    Calls,
-    /// Of no interest.
-    Elsewhere,
-}
-
-impl Place {
-    /// Where the value of this key stands.
-    fn of(self, api: Api, key: &str) -> Self {
-        match (self, key) {
-            (Self::Document, "usage") => Self::Usage,
-            (Self::Document, "choices") => Self::Choices,
-            (Self::Usage, "prompt_tokens") => Self::PromptTokens,
-            (Self::Usage, "completion_tokens") => Self::CompletionTokens,
-            (Self::Usage, "prompt_tokens_details") => Self::Details,
-            (Self::Details, "cached_tokens") => Self::CachedTokens,
-            (Self::Choice, "index") => Self::Index,
-            (Self::Choice, "delta" | "message") if api == Api::Chat => Self::Part,
-            (Self::Choice, "text") if api == Api::Completions => Self::Content,
-            // A completion has in the choice what a chat has in its parts.
-            (Self::Choice, "reasoning" | "reasoning_content") if api == Api::Completions => {
-                Self::Reasoning
+impl Found {
+    fn into_reply(self, api: Api) -> Reply {
+        let Self { mut reply, usage, delta, is_event_of_text } = self;
+        let Counts { prompt_tokens, cached_tokens, uncounted_tokens, completion_tokens } = usage;
+        // Here the prompt's tokens are those that are in no cache, before and after.
+        let others = match api {
+            Api::Messages => {
+                cached_tokens.unwrap_or(0).saturating_add(uncounted_tokens.unwrap_or(0))
             }
-            (Self::Choice, "tool_calls") if api == Api::Completions => Self::Calls,
-            (Self::Part, "content") => Self::Content,
-            (Self::Part, "reasoning" | "reasoning_content") => Self::Reasoning,
-            (Self::Part, "tool_calls") => Self::Calls,
-            _ => Self::Elsewhere,
+            _ => 0,
+        };
+        reply.usage = prompt_tokens.map(|prompt_tokens| Usage {
+            prompt_tokens: prompt_tokens.saturating_add(others),
+            cached_tokens,
+            completion_tokens,
+        });
+        reply.completion_tokens = completion_tokens;
+        if !delta.is_empty() {
+            reply.began = true;
+            match is_event_of_text {
+                true => reply.text.push_str(&delta),
+                false => reply.is_inexact = true,
+            }
         }
+        reply.began |= !reply.token_ids.is_empty();
+        reply
     }
 }
 
@@ -137,7 +122,7 @@ impl<'de> Visitor<'de> for At<'_> {
     fn visit_seq<A: SeqAccess<'de>>(self, mut seq: A) -> Result<(), A::Error> {
         let Self { place, api, found } = self;
         let is_calls = place == Place::Calls;
-        let element = if place == Place::Choices { Place::Choice } else { Place::Elsewhere };
+        let element = place.element();
         while seq.next_element_seed(At { place: element, api, found: &mut *found })?.is_some() {
             found.reply.began |= is_calls;
             found.reply.is_inexact |= is_calls;
@@ -150,6 +135,16 @@ impl<'de> Visitor<'de> for At<'_> {
         match self.place {
             Place::Content => reply.text.push_str(text),
             Place::Reasoning => reply.is_inexact |= !text.is_empty(),
+            Place::Kind if is_text(text) => return Ok(()),
+            Place::Kind => reply.is_inexact = true,
+            Place::Delta => {
+                self.found.delta.push_str(text);
+                return Ok(());
+            }
+            Place::Event => {
+                self.found.is_event_of_text = is_text(text);
+                return Ok(());
+            }
             _ => return Ok(()),
         }
         reply.began |= !text.is_empty();
@@ -157,13 +152,18 @@ impl<'de> Visitor<'de> for At<'_> {
     }
 
     fn visit_u64<E>(self, number: u64) -> Result<(), E> {
-        let Found { reply, usage } = self.found;
+        let Found { reply, usage, .. } = self.found;
         let count = u32::try_from(number).ok();
         match self.place {
             Place::PromptTokens => usage.prompt_tokens = count,
             Place::CachedTokens => usage.cached_tokens = count,
             Place::CompletionTokens => usage.completion_tokens = count,
-            Place::Index => reply.is_inexact |= number != 0,
+            Place::UncountedTokens => usage.uncounted_tokens = count,
+            Place::Index => {
+                reply.is_inexact |= number != 0;
+                reply.is_of_several |= number != 0;
+            }
+            Place::TokenId => reply.token_ids.extend(count),
             _ => {}
         }
         Ok(())

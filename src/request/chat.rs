@@ -6,10 +6,8 @@
 use super::json::{Budget, Counted, Fields, read, skip};
 use super::media::{self, Media};
 use super::{Chat, Input, Prompt, RequestError, Shared};
-use crate::rules::Rules;
 use serde::de::MapAccess;
 use serde_json::{Map, Value};
-use std::sync::Arc;
 
 const FIELDS: [&str; 14] = [
     "add_generation_prompt",
@@ -48,9 +46,26 @@ impl Fields for Shared {
 pub(super) fn parse(body: &[u8]) -> Result<Prompt, RequestError> {
     let mut fields = Shared::default();
     read(body, &mut fields)?;
+    prompt(fields)
+}
+
+/// Several conversations, of which the first is the prompt.
+pub(super) fn parse_batch(body: &[u8]) -> Result<Prompt, RequestError> {
+    let mut fields = Shared::default();
+    read(body, &mut fields)?;
+    let conversations = take_list(&mut fields, "messages")?.unwrap_or_default();
+    let mut conversations = conversations.into_iter();
+    let first = conversations.next().ok_or(RequestError::NoPrompt)?;
+    fields.0.insert("messages".to_owned(), first);
+    let more_prompts = conversations.len();
+    let prompt = prompt(fields)?;
+    let usage_is_comparable = prompt.usage_is_comparable && more_prompts == 0;
+    Ok(Prompt { more_prompts, usage_is_comparable, ..prompt })
+}
+
+fn prompt(mut fields: Shared) -> Result<Prompt, RequestError> {
     refuse_what_cannot_be_known(&fields)?;
-    let mut media = Vec::new();
-    let messages = messages(&mut fields, &mut media)?;
+    let (messages, media) = messages(&mut fields)?;
     let chat = Chat {
         messages,
         media,
@@ -62,7 +77,7 @@ pub(super) fn parse(body: &[u8]) -> Result<Prompt, RequestError> {
         add_generation_prompt: fields.switch("add_generation_prompt", true)?,
         continue_final_message: fields.switch("continue_final_message", false)?,
         add_special_tokens: fields.switch("add_special_tokens", false)?,
-        rules: Arc::new(Rules::default()),
+        ..Chat::default()
     };
     Ok(Prompt {
         model: fields.text("model")?,
@@ -70,6 +85,8 @@ pub(super) fn parse(body: &[u8]) -> Result<Prompt, RequestError> {
         cache_salt: fields.cache_salt()?,
         stream: fields.switch("stream", false)?,
         max_answer_tokens: fields.max_answer_tokens(),
+        more_prompts: 0,
+        is_continued: !fields.switch("echo", false)?,
         usage_is_comparable: fields.is_single("n")
             && fields.field("prompt_logprobs").is_none()
             && !fields.switch("use_beam_search", false)?,
@@ -78,7 +95,7 @@ pub(super) fn parse(body: &[u8]) -> Result<Prompt, RequestError> {
 }
 
 /// Fields that change the tokens in ways only the engine knows.
-fn refuse_what_cannot_be_known(fields: &Shared) -> Result<(), RequestError> {
+pub(super) fn refuse_what_cannot_be_known(fields: &Shared) -> Result<(), RequestError> {
     for name in ["chat_template", "media_io_kwargs", "mm_processor_kwargs"] {
         if fields.field(name).is_some() {
             return Err(RequestError::Unsupported(name));
@@ -91,7 +108,10 @@ fn refuse_what_cannot_be_known(fields: &Shared) -> Result<(), RequestError> {
     }
 }
 
-fn take_list(fields: &mut Shared, name: &'static str) -> Result<Option<Vec<Value>>, RequestError> {
+pub(super) fn take_list(
+    fields: &mut Shared,
+    name: &'static str,
+) -> Result<Option<Vec<Value>>, RequestError> {
     match fields.0.remove(name) {
         None | Some(Value::Null) => Ok(None),
         Some(Value::Array(items)) => Ok(Some(items)),
@@ -99,26 +119,30 @@ fn take_list(fields: &mut Shared, name: &'static str) -> Result<Option<Vec<Value
     }
 }
 
+fn messages(fields: &mut Shared) -> Result<(Messages, Vec<Media>), RequestError> {
+    match take_list(fields, "messages") {
+        Ok(Some(messages)) if !messages.is_empty() => checked(messages),
+        _ => Err(RequestError::NoPrompt),
+    }
+}
+
 type Messages = Vec<Map<String, Value>>;
 
-/// The messages, without their media.
-fn messages(fields: &mut Shared, media: &mut Vec<Media>) -> Result<Messages, RequestError> {
-    let messages = match take_list(fields, "messages") {
-        Ok(Some(messages)) if !messages.is_empty() => messages,
-        _ => return Err(RequestError::NoPrompt),
-    };
+/// Messages, each an object with a role, without their media, and those.
+pub(super) fn checked(messages: Vec<Value>) -> Result<(Messages, Vec<Media>), RequestError> {
+    let mut media = Vec::new();
     let mut read = Vec::with_capacity(messages.len());
     for message in messages {
         let Value::Object(mut message) = message else {
             return Err(RequestError::Field("messages"));
         };
-        media::take_from(&mut message, media)?;
+        media::take_from(&mut message, &mut media)?;
         if !message.get("role").is_some_and(Value::is_string) {
             return Err(RequestError::Field("messages"));
         }
         read.push(message);
     }
-    Ok(read)
+    Ok((read, media))
 }
 
 fn tools(fields: &mut Shared) -> Result<Option<Vec<Map<String, Value>>>, RequestError> {
@@ -161,7 +185,7 @@ const RESERVED_ARGUMENTS: [&str; 14] = [
     "truncation",
 ];
 
-fn template_arguments(fields: &mut Shared) -> Result<Map<String, Value>, RequestError> {
+pub(super) fn template_arguments(fields: &mut Shared) -> Result<Map<String, Value>, RequestError> {
     match fields.0.remove("chat_template_kwargs") {
         None | Some(Value::Null) => Ok(Map::new()),
         Some(Value::Object(arguments)) => {

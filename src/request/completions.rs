@@ -2,16 +2,13 @@
 //!
 //! A batch is routed by its first prompt: the engine serves all of them on one replica, and they are mostly alike.
 
+use super::given::{Given, GivenSeed};
 use super::json::{Budget, Counted, Fields, read, skip};
-use super::{Input, Prompt, RequestError, Shared};
-use serde::de::{DeserializeSeed, Error, IgnoredAny, MapAccess, SeqAccess, Visitor};
-use std::fmt;
+use super::{Prompt, RequestError, Shared};
+use serde::de::MapAccess;
 
 const FIELDS: [&str; 6] =
     ["best_of", "echo", "logprobs", "prompt_embeds", "suffix", "use_beam_search"];
-
-/// Most token ids of one prompt, which is the longest context of today's models. They take some 20 ms; doubled, twice that.
-const MAX_IDS: usize = 1 << 20;
 
 /// What is taken from a body.
 #[derive(Default)]
@@ -50,22 +47,17 @@ pub(super) fn parse(body: &[u8]) -> Result<Prompt, RequestError> {
         }
     }
     let given = prompt.ok_or(RequestError::NoPrompt)?;
-    // The engine refuses an empty prompt, and an array of ids that are not text has no special tokens to add.
-    let input = match given.first {
-        First::Text(text) => {
-            let add_special_tokens = fields.switch("add_special_tokens", true)?;
-            Input::Text { text, add_special_tokens }
-        }
-        First::Tokens(ids) => Input::Tokens(ids),
-    };
+    let more_prompts = given.more;
     Ok(Prompt {
         model: fields.text("model")?,
-        input,
+        input: given.into_input(fields.switch("add_special_tokens", true)?)?,
+        more_prompts,
         truncation: fields.truncation()?,
         cache_salt: fields.cache_salt()?,
         stream: fields.switch("stream", false)?,
         max_answer_tokens: fields.max_answer_tokens(),
-        usage_is_comparable: !given.is_batch && reads_cache_once(&fields)?,
+        is_continued: !fields.switch("echo", false)?,
+        usage_is_comparable: more_prompts == 0 && reads_cache_once(&fields)?,
     })
 }
 
@@ -79,123 +71,11 @@ fn reads_cache_once(fields: &Shared) -> Result<bool, RequestError> {
         && !fields.switch("use_beam_search", false)?)
 }
 
-/// `prompt`: its first (mostly its only) prompt, and whether there are more.
-struct Given {
-    first: First,
-    is_batch: bool,
-}
-
-enum First {
-    Text(String),
-    Tokens(Vec<u32>),
-}
-
-/// Reads `prompt` straight into ids: a tree of JSON values would take eight times the memory.
-struct GivenSeed<'a>(&'a Budget);
-
-impl<'de> DeserializeSeed<'de> for GivenSeed<'_> {
-    type Value = Option<Given>;
-
-    fn deserialize<D: serde::Deserializer<'de>>(self, json: D) -> Result<Self::Value, D::Error> {
-        json.deserialize_any(self)
-    }
-}
-
-impl<'de> Visitor<'de> for GivenSeed<'_> {
-    type Value = Option<Given>;
-
-    fn expecting(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        f.write_str("a text, token ids, or an array of either")
-    }
-
-    fn visit_unit<E>(self) -> Result<Self::Value, E> {
-        Ok(None)
-    }
-
-    fn visit_str<E>(self, text: &str) -> Result<Self::Value, E> {
-        Ok(Some(Given { first: First::Text(text.to_owned()), is_batch: false }))
-    }
-
-    fn visit_seq<A: SeqAccess<'de>>(self, mut seq: A) -> Result<Self::Value, A::Error> {
-        let (first, is_batch) = match seq.next_element_seed(ElementSeed(self.0))? {
-            None => return Ok(None),
-            Some(Element::Token(id)) => (First::Tokens(ids(id, &mut seq, self.0)?), false),
-            Some(Element::Text(text)) => (First::Text(text), skip_rest(&mut seq)?),
-            Some(Element::Tokens(ids)) => (First::Tokens(ids), skip_rest(&mut seq)?),
-        };
-        Ok(Some(Given { first, is_batch }))
-    }
-}
-
-/// The rest of an array of ids.
-fn ids<'de, A: SeqAccess<'de>>(
-    first: u32,
-    seq: &mut A,
-    budget: &Budget,
-) -> Result<Vec<u32>, A::Error> {
-    let mut ids = vec![first];
-    while let Some(id) = seq.next_element::<u32>()? {
-        if ids.len() >= MAX_IDS {
-            return Err(budget.refuse());
-        }
-        ids.push(id);
-    }
-    Ok(ids)
-}
-
-/// Whether anything followed.
-fn skip_rest<'de, A: SeqAccess<'de>>(seq: &mut A) -> Result<bool, A::Error> {
-    let mut skipped = false;
-    while seq.next_element::<IgnoredAny>()?.is_some() {
-        skipped = true;
-    }
-    Ok(skipped)
-}
-
-/// The first element of an array, which says what the array is.
-enum Element {
-    Token(u32),
-    Text(String),
-    Tokens(Vec<u32>),
-}
-
-struct ElementSeed<'a>(&'a Budget);
-
-impl<'de> DeserializeSeed<'de> for ElementSeed<'_> {
-    type Value = Element;
-
-    fn deserialize<D: serde::Deserializer<'de>>(self, json: D) -> Result<Element, D::Error> {
-        json.deserialize_any(self)
-    }
-}
-
-impl<'de> Visitor<'de> for ElementSeed<'_> {
-    type Value = Element;
-
-    fn expecting(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        f.write_str("a text, a token id, or an array of ids")
-    }
-
-    fn visit_str<E>(self, text: &str) -> Result<Element, E> {
-        Ok(Element::Text(text.to_owned()))
-    }
-
-    fn visit_u64<E: Error>(self, id: u64) -> Result<Element, E> {
-        u32::try_from(id).map(Element::Token).map_err(E::custom)
-    }
-
-    fn visit_seq<A: SeqAccess<'de>>(self, mut seq: A) -> Result<Element, A::Error> {
-        match seq.next_element::<u32>()? {
-            None => Ok(Element::Tokens(Vec::new())),
-            Some(first) => ids(first, &mut seq, self.0).map(Element::Tokens),
-        }
-    }
-}
-
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::request::{Api, parse};
+    use crate::request::given::MAX_IDS;
+    use crate::request::{Api, Input, parse};
 
     #[track_caller]
     fn check(body: &str, expected: Result<Input, RequestError>) {

@@ -8,14 +8,21 @@
 mod api;
 mod chat;
 mod completions;
+mod generate;
+mod given;
 mod json;
 mod media;
+mod messages;
+mod pooling;
+mod responses;
 
 use crate::rules::Rules;
 pub use api::Api;
 pub use json::is_complete;
+use json::{Budget, Counted, Fields, read, skip};
 pub(crate) use json::{JsonText, json_text};
 pub use media::{Media, MediaKind};
+use serde::de::MapAccess;
 use serde_json::{Map, Value};
 use std::fmt;
 use std::sync::Arc;
@@ -27,6 +34,8 @@ pub struct Prompt {
     pub model: Option<String>,
     /// Messages, text or token ids. Of a batch, its first prompt.
     pub input: Input,
+    /// How many more prompts the batch has, by which it is not routed.
+    pub more_prompts: usize,
     /// What the engine cuts off before it reads the prompt.
     pub truncation: Option<Truncation>,
     /// `cache_salt`, part of every key in the engine's cache.
@@ -38,6 +47,8 @@ pub struct Prompt {
     /// False where the engine's `usage` does not speak of exactly this prompt
     /// (`n` or `best_of` > 1, batches, `prompt_logprobs`, `echo` with `logprobs`).
     pub usage_is_comparable: bool,
+    /// Whether the answer goes on where this prompt ends (not with `echo`, and not where nothing is generated).
+    pub is_continued: bool,
 }
 
 /// The three shapes of a prompt.
@@ -81,6 +92,23 @@ pub struct Chat {
     pub add_special_tokens: bool,
     /// How the engine reads it, as far as that is configured.
     pub rules: Arc<Rules>,
+    /// The API it came by.
+    pub origin: Origin,
+}
+
+/// The API that a chat came by, where that matters to what renders it.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
+pub enum Origin {
+    /// One where chats are sent as such.
+    #[default]
+    Chat,
+    /// `/v1/responses`
+    Responses,
+    /// `/v1/messages`
+    Messages {
+        /// Thinking is disabled: the template says by which `reasoning_effort`.
+        thinking_is_disabled: bool,
+    },
 }
 
 /// `truncate_prompt_tokens` with `truncation_side`.
@@ -125,6 +153,8 @@ pub enum RequestError {
     Field(&'static str),
     /// A field that the engine may honour in a way that cannot be known from here.
     Unsupported(&'static str),
+    /// What goes before is known to the engine only: a prompt or a conversation that it keeps.
+    Stored,
     /// Content that is neither text nor an image, sound or video: files, embeddings.
     Media,
     /// More JSON values than a prompt has any use for.
@@ -139,6 +169,7 @@ impl fmt::Display for RequestError {
             Self::NoPrompt => f.write_str("the body holds no prompt"),
             Self::Field(field) => write!(f, "{field}: not what the engine accepts"),
             Self::Unsupported(field) => write!(f, "{field}: its tokens cannot be known here"),
+            Self::Stored => f.write_str("the prompt goes on from one that the engine keeps"),
             Self::Media => f.write_str("messages: content of a kind that is not read here"),
             Self::TooManyValues => f.write_str("the body holds too many values"),
         }
@@ -155,11 +186,46 @@ pub fn parse(api: Api, body: &[u8]) -> Result<Prompt, RequestError> {
     match api {
         Api::Chat => chat::parse(body),
         Api::Completions => completions::parse(body),
-        _ => Err(RequestError::Unsupported("api")),
+        Api::Responses => responses::parse(body),
+        Api::Messages => messages::parse(body),
+        Api::ChatBatch => chat::parse_batch(body),
+        Api::Generate => generate::parse(body),
+        Api::Embeddings | Api::Pooling | Api::Classify => pooling::parse(body),
+        Api::Embed => pooling::parse_cohere(body),
+        Api::Score | Api::Rerank => pooling::parse_scoring(body),
+        Api::Tokenize => Err(RequestError::NoPrompt),
     }
 }
 
-/// Fields that both APIs read alike.
+/// Reads the fields of these names, and skips all others.
+fn pick(names: &'static [&'static str], body: &[u8]) -> Result<Shared, RequestError> {
+    let mut picked = Picked { names, fields: Shared::default() };
+    read(body, &mut picked)?;
+    Ok(picked.fields)
+}
+
+struct Picked {
+    names: &'static [&'static str],
+    fields: Shared,
+}
+
+impl Fields for Picked {
+    fn take<'de, A: MapAccess<'de>>(
+        &mut self,
+        key: &str,
+        map: &mut A,
+        budget: &Budget,
+    ) -> Result<(), A::Error> {
+        if !self.names.contains(&key) {
+            return skip(map);
+        }
+        let value = map.next_value_seed(Counted(budget))?;
+        self.fields.0.insert(key.to_owned(), value);
+        Ok(())
+    }
+}
+
+/// Fields that several APIs read alike.
 #[derive(Default)]
 struct Shared(Map<String, Value>);
 
@@ -206,7 +272,8 @@ impl Shared {
 
     /// The answer's limit; one that makes no sense is the engine's to refuse.
     fn max_answer_tokens(&self) -> Option<u32> {
-        let limit = self.field("max_completion_tokens").or_else(|| self.field("max_tokens"))?;
+        let names = ["max_completion_tokens", "max_output_tokens", "max_tokens"];
+        let limit = names.iter().find_map(|name| self.field(name))?;
         u32::try_from(limit.as_u64()?).ok()
     }
 

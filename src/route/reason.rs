@@ -29,12 +29,16 @@ pub enum Reason {
     NoPrompt,
     /// By load: the prompt has parts whose tokens cannot be known here.
     UnsupportedPrompt,
+    /// By load: the prompt goes on from one that only the engine has (`previous_response_id`, `conversation`, `prompt`).
+    StoredPrompt,
     /// By load: the chat template refused the messages, or would have worked too long on them.
     TemplateError,
     /// By load: the tokenizer refused the text.
     TokenizerError,
     /// By load: the prompt's turn did not come within `max_prompt_ms`, or it took longer to read.
     PromptTimeout,
+    /// By load: reading the prompt would have taken more processor time than `max_prompt_cpu_ms`, or did.
+    PromptCpu,
     /// By load: the body is longer than `max_body_bytes`, or, in chunks, than what of it may be held.
     BodyTooLarge,
     /// By load: the body is compressed.
@@ -61,7 +65,7 @@ pub enum Reason {
 
 impl Reason {
     /// All reasons, in the order of their declaration.
-    pub const ALL: [Self; 24] = [
+    pub const ALL: [Self; 26] = [
         Self::Prefix,
         Self::Cold,
         Self::PrefixBusy,
@@ -72,9 +76,11 @@ impl Reason {
         Self::InvalidJson,
         Self::NoPrompt,
         Self::UnsupportedPrompt,
+        Self::StoredPrompt,
         Self::TemplateError,
         Self::TokenizerError,
         Self::PromptTimeout,
+        Self::PromptCpu,
         Self::BodyTooLarge,
         Self::ContentEncoding,
         Self::NoBody,
@@ -101,9 +107,11 @@ impl Reason {
             Self::InvalidJson => "invalid_json",
             Self::NoPrompt => "no_prompt",
             Self::UnsupportedPrompt => "unsupported_prompt",
+            Self::StoredPrompt => "stored_prompt",
             Self::TemplateError => "template_error",
             Self::TokenizerError => "tokenizer_error",
             Self::PromptTimeout => "prompt_timeout",
+            Self::PromptCpu => "prompt_cpu",
             Self::BodyTooLarge => "body_too_large",
             Self::ContentEncoding => "content_encoding",
             Self::NoBody => "no_body",
@@ -124,6 +132,7 @@ impl From<&RequestError> for Reason {
         match error {
             RequestError::Json | RequestError::NotAnObject => Self::InvalidJson,
             RequestError::NoPrompt | RequestError::Field(_) => Self::NoPrompt,
+            RequestError::Stored => Self::StoredPrompt,
             RequestError::Unsupported(_) | RequestError::Media | RequestError::TooManyValues => {
                 Self::UnsupportedPrompt
             }

@@ -6,6 +6,7 @@
 
 use super::link::{self, Link};
 use super::poller::Poller;
+use super::reading::memo_bytes;
 use super::root::TICK;
 use super::seat::Seat;
 use super::{host, meters};
@@ -132,9 +133,12 @@ impl Fleet {
     fn tell_memory(&mut self, slot: Option<u32>) {
         if let Some(told) = self.told_memory.filter(|told| slot != Some(*told)) {
             meters::clear(&metrics::VM_MEMORY, &[&told.to_string()]);
+            meters::clear(&metrics::MEMO_BYTES, &[&told.to_string()]);
         }
         if let Some(slot) = slot {
-            meters::record(&metrics::VM_MEMORY, &[&slot.to_string()], host::memory_bytes());
+            let label = slot.to_string();
+            meters::record(&metrics::VM_MEMORY, &[&label], host::memory_bytes());
+            meters::record(&metrics::MEMO_BYTES, &[&label], memo_bytes() as u64);
         }
         self.told_memory = slot;
     }

@@ -7,13 +7,14 @@
 use super::root::Shared;
 use super::routed::{Held, Routed};
 use super::{host, meters};
+use crate::budget::{Account, OverBudget, Rates, Step};
+use crate::memo::{Chained, Chaining, Memo};
 use crate::metrics;
-use crate::model::{self, Model};
+use crate::model::{Model, Reading};
 use crate::replicas::Moment;
 use crate::request::{self, Api, Input, Prompt};
 use crate::route::{self, Reason};
 use crate::tokens::blocks::{ChainSeed, Chains};
-use crate::tokens::ids::Ids;
 use std::cell::RefCell;
 use std::collections::VecDeque;
 use std::rc::{Rc, Weak};
@@ -43,6 +44,9 @@ pub struct Turn {
     /// When its turn came: the wait and the reading have the same bound, each its own. With one for both, a queue that
     /// is too long would give each request its turn just before it is over, and finish none.
     turn_began: Moment,
+    /// What reading it took of the processor, and the step that comes next, with its bytes.
+    account: Account,
+    next: Option<(Step, usize)>,
     stage: Stage,
     outcome: Option<Result<Routed, Reason>>,
 }
@@ -50,23 +54,23 @@ pub struct Turn {
 enum Stage {
     /// Its body is still Envoy's.
     Waiting,
-    Prompt {
-        prompt: Prompt,
-        model: Rc<Model>,
-        index: usize,
-        reading: Box<model::Reading>,
-    },
-    /// Its tokens are known and become blocks.
-    Hashing(Box<Known>),
+    Prompt(Box<Parsed>),
     Read(Result<Box<Known>, Reason>),
+}
+
+/// A prompt on its way to its blocks.
+struct Parsed {
+    prompt: Prompt,
+    model: Rc<Model>,
+    index: usize,
+    chaining: Chaining,
 }
 
 /// What is known of a body's prompt.
 pub struct Known {
     /// The prompt, without its input.
     pub prompt: Prompt,
-    pub ids: Ids,
-    pub chains: Chains,
+    pub chained: Chained,
     pub model: Rc<Model>,
     /// The model's place in the configuration.
     pub index: usize,
@@ -78,6 +82,29 @@ pub struct Queue {
     turns: VecDeque<Weak<RefCell<Turn>>>,
     /// Whether ticks come for them.
     has_ticks: bool,
+    /// What reading took lately.
+    rates: Rates,
+}
+
+thread_local! {
+    /// A VM has one memo, whatever the configuration.
+    static MEMO: RefCell<Option<Memo>> = RefCell::default();
+}
+
+/// Calls `act` with the VM's memo. An error when it is in use: callbacks do not nest.
+fn with_memo<T>(max_bytes: usize, act: impl FnOnce(&mut Memo) -> T) -> Result<T, Reason> {
+    MEMO.with(|memo| {
+        let mut memo = memo.try_borrow_mut().map_err(|_| Reason::HostError)?;
+        let memo = memo.get_or_insert_with(|| Memo::new(host::unique_number(), max_bytes));
+        memo.set_max_bytes(max_bytes);
+        Ok(act(memo))
+    })
+}
+
+/// Bytes of the VM's memo.
+pub fn memo_bytes() -> usize {
+    let bytes = |memo: &RefCell<Option<Memo>>| Some(memo.try_borrow().ok()?.as_ref()?.bytes());
+    MEMO.with(bytes).unwrap_or_default()
 }
 
 impl Queue {
@@ -114,8 +141,18 @@ pub fn until(began: Moment) -> impl FnMut() -> bool {
 impl Turn {
     pub fn new(context_id: u32, api: Api, cluster: String, body_bytes: usize) -> Self {
         let (began, stage) = (host::now(), Stage::Waiting);
-        let turn_began = began;
-        Self { context_id, api, cluster, body_bytes, began, turn_began, stage, outcome: None }
+        Self {
+            context_id,
+            api,
+            cluster,
+            body_bytes,
+            began,
+            turn_began: began,
+            account: Account::default(),
+            next: None,
+            stage,
+            outcome: None,
+        }
     }
 
     /// The outcome, once.
@@ -139,45 +176,57 @@ impl Turn {
             self.turn_began = now;
         }
         loop {
-            self.stage = match std::mem::replace(&mut self.stage, Stage::Waiting) {
-                Stage::Waiting => match self.parse(shared) {
-                    Ok(stage) => stage,
-                    Err(reason) => Stage::Read(Err(reason)),
-                },
-                Stage::Prompt { prompt, model, index, mut reading } => {
-                    match reading.go_on(&model, more) {
-                        Ok(None) => Stage::Prompt { prompt, model, index, reading },
-                        Ok(Some(ids)) => {
-                            let mut chains = self.chains(shared, &prompt, index);
-                            if ids.unread.is_some() {
-                                chains.leave_open();
-                            }
-                            let known = Known { prompt, ids, chains, model, index };
-                            Stage::Hashing(Box::new(known))
-                        }
-                        Err(error) => Stage::Read(Err(Reason::from(&error))),
-                    }
-                }
-                Stage::Hashing(mut known) => {
-                    let Known { ids, chains, .. } = &mut *known;
-                    match chains.go_on(&ids.known, more) {
-                        true => Stage::Read(Ok(known)),
-                        false => Stage::Hashing(known),
-                    }
-                }
-                read @ Stage::Read(_) => {
-                    self.stage = read;
-                    self.decide(shared);
-                    return true;
-                }
+            if matches!(self.stage, Stage::Read(_)) {
+                self.decide(shared);
+                return true;
+            }
+            let began = host::now();
+            let stage = self.step(shared, more);
+            let rates = &mut shared.queue.rates;
+            let spent = self.account.spend(rates, host::now().since(began));
+            self.stage = match (stage, spent) {
+                (Ok(Stage::Prompt(_)), Err(OverBudget)) => Stage::Read(Err(Reason::PromptCpu)),
+                (Ok(stage), _) => stage,
+                (Err(reason), _) => Stage::Read(Err(reason)),
             };
+            if matches!(self.stage, Stage::Read(Ok(_))) {
+                self.account.end(rates);
+            }
             if !more() {
                 return false;
             }
         }
     }
 
-    fn parse(&self, shared: &Shared<'_>) -> Result<Stage, Reason> {
+    /// One step of reading, or a part of one.
+    fn step(
+        &mut self,
+        shared: &mut Shared<'_>,
+        more: &mut dyn FnMut() -> bool,
+    ) -> Result<Stage, Reason> {
+        match std::mem::replace(&mut self.stage, Stage::Waiting) {
+            Stage::Waiting => {
+                self.account = Account::new(shared.config.max_prompt_cpu);
+                self.next = Some((Step::Parse, self.body_bytes));
+                self.begin_next(shared, 0)?;
+                self.parse(shared)
+            }
+            Stage::Prompt(parsed) => {
+                self.begin_next(shared, parsed.index)?;
+                self.read_on(shared, parsed, more)
+            }
+            read @ Stage::Read(_) => Ok(read),
+        }
+    }
+
+    /// Begins with the step that comes next, if there is time for it.
+    fn begin_next(&mut self, shared: &mut Shared<'_>, model: usize) -> Result<(), Reason> {
+        let Some((step, bytes)) = self.next.take() else { return Ok(()) };
+        let begun = self.account.begin(&mut shared.queue.rates, step, model, bytes);
+        begun.map_err(|OverBudget| Reason::PromptCpu)
+    }
+
+    fn parse(&mut self, shared: &mut Shared<'_>) -> Result<Stage, Reason> {
         let body = host::request_body(self.body_bytes).ok_or(Reason::HostError)?;
         let mut prompt = request::parse(self.api, &body).map_err(|error| Reason::from(&error))?;
         let named = shared.config.model_named(prompt.model.as_deref());
@@ -189,8 +238,32 @@ impl Turn {
             chat.rules = Arc::clone(&config.rules);
         }
         let local = host::wall_seconds().saturating_add_signed(shared.config.engine_utc_offset_s);
-        let reading = Box::new(model::Reading::new(&mut prompt, local));
-        Ok(Stage::Prompt { prompt, model, index, reading })
+        let chains = self.chains(shared, &prompt, index);
+        let chaining = Chaining::new(Reading::new(&mut prompt, local), chains);
+        self.next = Some((Step::Render, self.body_bytes));
+        Ok(Stage::Prompt(Box::new(Parsed { prompt, model, index, chaining })))
+    }
+
+    fn read_on(
+        &mut self,
+        shared: &Shared<'_>,
+        mut parsed: Box<Parsed>,
+        more: &mut dyn FnMut() -> bool,
+    ) -> Result<Stage, Reason> {
+        let Parsed { model, chaining, .. } = &mut *parsed;
+        let max_bytes = shared.config.memo_bytes;
+        if !chaining.is_rendered() {
+            let left = with_memo(max_bytes, |memo| chaining.render(model, memo, more))?;
+            let left = left.map_err(|error| Reason::from(&error))?;
+            self.next = left.map(|bytes| (Step::Encode, bytes));
+            return Ok(Stage::Prompt(parsed));
+        }
+        let chained = with_memo(max_bytes, |memo| chaining.go_on(model, memo, more))?;
+        let chained = chained.map_err(|error| Reason::from(&error))?;
+        let Some(chained) = chained else { return Ok(Stage::Prompt(parsed)) };
+        count(&chained);
+        let Parsed { prompt, model, index, .. } = *parsed;
+        Ok(Stage::Read(Ok(Box::new(Known { prompt, chained, model, index }))))
     }
 
     /// The prompt's chains, which have no tokens yet.
@@ -206,6 +279,10 @@ impl Turn {
         let Self { api, body_bytes, began, .. } = *self;
         let prompt = if known.is_ok() { "known" } else { "unknown" };
         meters::add(&metrics::PROMPTS, &[api.as_str(), prompt], 1);
+        let more = known.as_ref().map_or(0, |known| known.prompt.more_prompts);
+        if more > 0 {
+            meters::add(&metrics::MORE_PROMPTS, &[api.as_str()], more as u64);
+        }
         let held = Held { cluster: &self.cluster, known, body_bytes, began };
         let outcome = Routed::new(shared, held);
         meters::record_us(&metrics::DECISION, &[], host::now().since(began));
@@ -216,6 +293,18 @@ impl Turn {
         meters::add(&metrics::REQUESTS, &[reason.as_str()], 1);
         self.outcome = Some(outcome);
     }
+}
+
+/// Counts what the memo knew.
+fn count(chained: &Chained) {
+    let result = match chained.recalled_tokens {
+        None => "none",
+        Some(0) => "miss",
+        Some(_) => "hit",
+    };
+    meters::add(&metrics::MEMO_PROMPTS, &[result], 1);
+    let recalled = chained.recalled_tokens.unwrap_or_default();
+    meters::add(&metrics::MEMO_TOKENS, &[], recalled as u64);
 }
 
 impl Shared<'_> {

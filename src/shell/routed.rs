@@ -7,11 +7,12 @@ use super::kept::Kept;
 use super::reading::{Known, until};
 use super::root::Shared;
 use super::{ROUTING_HEADER, host, meters};
-use crate::feedback::{self, Feedback, Usage};
+use crate::feedback::{self, ExactAnswer, Feedback, Usage};
 use crate::metrics;
 use crate::model::Model;
 use crate::replicas::attempts::{Attempts, Seen};
 use crate::replicas::{Moment, ReplicaId};
+use crate::request::Prompt;
 use crate::route::{self, Decision, PromptKnowledge, Question, Reason};
 use crate::share::log::{Fate, Record};
 use crate::tokens::blocks::{BlockHash, Chain};
@@ -58,6 +59,7 @@ struct PromptFacts {
     model: Rc<Model>,
     model_name: String,
     usage_is_comparable: bool,
+    is_continued: bool,
 }
 
 impl Routed {
@@ -251,10 +253,17 @@ impl Routed {
         if let Some(usage) = usage {
             self.compare(&prompt.model_name, usage);
         }
-        let Some(answer) = feedback.exact_answer() else { return };
-        // The response is over and cannot be held: what does not fit into this callback is not learned.
-        let mut more = until(host::now());
-        let Ok(Some(ids)) = prompt.model.answer_ids(answer, &mut more) else { return };
+        let answer = feedback.exact_answer().filter(|_| prompt.is_continued);
+        let Some(answer) = answer else { return };
+        let ids = match answer {
+            ExactAnswer::Tokens(ids) => ids.to_vec(),
+            ExactAnswer::Text(text) => {
+                // The response is over and cannot be held: what does not fit into this callback is not learned.
+                let mut more = until(host::now());
+                let Ok(Some(ids)) = prompt.model.answer_ids(text, &mut more) else { return };
+                ids
+            }
+        };
         let cached = feedback::cached_answer_tokens(ids.len(), usage);
         let Some(chain) = &mut self.decision.chain else { return };
         if let Some((parent, blocks)) = extended(chain, ids.get(..cached).unwrap_or_default()) {
@@ -293,13 +302,14 @@ impl PromptFacts {
         let model_name =
             shared.config.model_names(known.index).first().cloned().unwrap_or_default();
         let cached = decision.chosen().map_or(0, |chosen| chosen.overlap_tokens);
-        meters::add(&metrics::PROMPT_TOKENS, &[&model_name], known.ids.known.len() as u64);
+        meters::add(&metrics::PROMPT_TOKENS, &[&model_name], known.chained.tokens as u64);
         meters::add(&metrics::PREDICTED_CACHED_TOKENS, &[&model_name], cached.into());
-        if let Some(unread) = known.ids.unread {
+        if let Some(unread) = known.chained.unread {
             meters::add(&metrics::PARTIAL_PROMPTS, &[unread.cause.as_str()], 1);
         }
-        let usage_is_comparable = known.prompt.usage_is_comparable && known.ids.unread.is_none();
-        Self { model: known.model, model_name, usage_is_comparable }
+        let Prompt { usage_is_comparable, is_continued, .. } = known.prompt;
+        let usage_is_comparable = usage_is_comparable && known.chained.unread.is_none();
+        Self { model: known.model, model_name, usage_is_comparable, is_continued }
     }
 }
 
@@ -309,8 +319,8 @@ fn decide(shared: &Shared<'_>, held: &Held<'_>, now: Moment) -> Decision {
         known.as_ref().map_or(&[][..], |known| shared.config.model_names(known.index));
     let prompt = match known {
         Ok(known) => {
-            let prompt_tokens = known.ids.token_count();
-            PromptKnowledge::Hashed { prompt_tokens, chains: known.chains.as_slice() }
+            let prompt_tokens = known.chained.token_count();
+            PromptKnowledge::Hashed { prompt_tokens, chains: known.chained.chains.as_slice() }
         }
         Err(reason) => {
             let estimate = held.body_bytes / BYTES_PER_TOKEN;

@@ -4,6 +4,7 @@
 //! Jinja as Hugging Face sets it up (`builtins`, `python`, `clock`). It does not tokenize, it has no clock, and it
 //! renders only the model's own template, never one that a client sent.
 
+mod anthropic;
 mod bounds;
 mod builtins;
 mod clock;
@@ -176,9 +177,10 @@ impl ChatTemplate {
     /// When the engine would refuse the chat, the template raises or a limit is passed.
     pub fn step(&self, rendering: Rendering, now: u64) -> Result<Rendering, TemplateError> {
         Ok(match rendering {
-            Rendering::Chat(chat) => {
-                let Self { format, source, .. } = self.chosen(chat.tools.is_some());
-                Rendering::Variables(normalise::variables(&chat, *format, source)?)
+            Rendering::Chat(mut chat) => {
+                let chosen = self.chosen(chat.tools.is_some());
+                anthropic::adapt(chosen, &mut chat, now);
+                Rendering::Variables(normalise::variables(&chat, chosen.format, &chosen.source)?)
             }
             Rendering::Variables(mut variables) => {
                 let has_tools = variables.get("tools").is_some_and(|tools| !tools.is_null());
@@ -449,6 +451,30 @@ mod tests {
             let prompt = request::parse(Api::Chat, body.as_bytes()).expect("a prompt");
             let Input::Chat(chat) = &prompt.input else { panic!("a chat") };
             assert_eq!(template.render(chat, 0).as_deref(), Ok(expected), "{tools}");
+        }
+    }
+
+    /// As Llama 3.x's templates take the date.
+    #[test]
+    fn date_is_the_engines_day_unless_the_request_names_one() {
+        let source = "{% if not date_string is defined %}{% if strftime_now is defined %}\
+            {% set date_string = strftime_now('%d %b %Y') %}{% else %}{% set date_string = '26 Jul 2024' %}{% endif %}{% endif %}\
+            {{ date_string }}";
+        let template = ChatTemplate::compile(source, &BTreeMap::new()).expect("compile");
+        let midnight = 1_768_521_600;
+        let hours = 3600;
+        for (now, arguments, expected) in [
+            (midnight - 1, "{}", "15 Jan 2026"),
+            (midnight + 1, "{}", "16 Jan 2026"),
+            (midnight + 1 - 8 * hours, "{}", "15 Jan 2026"),
+            (midnight + 1, r#"{"date_string": "26 Jul 2024"}"#, "26 Jul 2024"),
+        ] {
+            let body = format!(
+                r#"{{"messages": [{{"role": "user", "content": "a"}}], "chat_template_kwargs": {arguments}}}"#
+            );
+            let prompt = request::parse(Api::Chat, body.as_bytes()).expect("a prompt");
+            let Input::Chat(chat) = &prompt.input else { panic!("a chat") };
+            assert_eq!(template.render(chat, now).as_deref(), Ok(expected), "{now} {arguments}");
         }
     }
 

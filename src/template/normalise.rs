@@ -103,7 +103,8 @@ impl<'a> Normaliser<'a> {
         };
         let tools: Vec<Value> =
             tools.iter().filter(is_chosen).map(|tool| self.tool(tool)).collect::<Result<_, _>>()?;
-        Ok(if tools.is_empty() { Value::Null } else { Value::Array(tools) })
+        let is_none = tools.is_empty() && self.table.heeds_tool_choice;
+        Ok(if is_none { Value::Null } else { Value::Array(tools) })
     }
 
     /// Arguments of the configuration, then of the body, then what the body's effort sets.

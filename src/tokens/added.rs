@@ -91,6 +91,13 @@ impl Matcher {
         Self { tokens, starts, lengths }
     }
 
+    /// How many bytes behind a found token's end (and the white space it takes) can matter to what is found up to there: a
+    /// longer token might stand in its place, and the character behind decides about `single_word` and `rstrip`.
+    pub fn look_ahead(&self) -> usize {
+        let longest = self.lengths.iter().filter_map(|list| list.first()).max();
+        usize::from(longest.copied().unwrap_or_default()) + char::MAX.len_utf8()
+    }
+
     /// Whether one of its tokens has this id.
     pub fn has(&self, id: u32) -> bool {
         self.tokens.values().any(|token| token.id == id)
@@ -169,6 +176,16 @@ impl Cutter {
     /// One that leaves the text in one piece.
     pub fn blind() -> Self {
         Self { blind: true, ..Self::default() }
+    }
+
+    /// Where it stands, if that is right behind a token, and the token, which is not handed out yet.
+    pub fn behind_token(&self) -> Option<(usize, u32)> {
+        self.token.filter(|_| self.from == self.at && !self.done).map(|token| (self.at, token))
+    }
+
+    /// One that stands where [`Self::behind_token`] said of another.
+    pub fn from_behind(at: usize, token: u32) -> Self {
+        Self { at, from: at, token: Some(token), ..Self::default() }
     }
 
     /// One bounded step through `text`, which must be the same each time.

@@ -92,9 +92,14 @@ impl Chain {
 
     fn push(&mut self, tokens: &[u32], bytes: &mut Vec<u8>) {
         let parent = self.hashes.last().map_or(self.seed.0, |hash| hash.0);
-        bytes.clear();
-        bytes.extend_from_slice(&parent.to_le_bytes());
-        bytes.extend(tokens.iter().flat_map(|token| token.to_le_bytes()));
+        // Not one byte after the other: of a long prompt that took as long as hashing them three times.
+        bytes.resize(8 + 4 * tokens.len(), 0);
+        if let Some((first, rest)) = bytes.split_first_chunk_mut() {
+            *first = parent.to_le_bytes();
+            for (slot, token) in rest.as_chunks_mut().0.iter_mut().zip(tokens) {
+                *slot = token.to_le_bytes();
+            }
+        }
         self.hashes.push(BlockHash(xxh3_64(bytes)));
     }
 
@@ -124,6 +129,30 @@ impl Chain {
         before_the_last.min(self.hashes.len())
     }
 
+    /// The tokens after the last block.
+    pub fn tail(&self) -> &[u32] {
+        &self.tail
+    }
+
+    /// Goes on where another chain of the same seed and size stood: behind these blocks, then this tail, so many tokens
+    /// in all.
+    pub fn go_on_behind(
+        &mut self,
+        blocks: impl Iterator<Item = BlockHash>,
+        tail: &[u32],
+        tokens: usize,
+    ) {
+        self.hashes.extend(blocks);
+        self.tail.clear();
+        self.tail.extend_from_slice(tail);
+        self.tokens = tokens;
+    }
+
+    /// What all its hashes depend on beside the tokens.
+    pub fn origin(&self) -> (u64, BlockSize) {
+        (self.seed.0, self.block_size)
+    }
+
     /// Whether the prompt goes on behind these tokens, in a way that is not known.
     pub fn is_open(&self) -> bool {
         self.is_open
@@ -137,7 +166,7 @@ impl Chain {
 }
 
 /// A prompt's chains, one for each block size that is asked for, on their way in steps of bounded work.
-#[derive(Debug, Clone)]
+#[derive(Debug, Clone, Default)]
 pub struct Chains {
     chains: Vec<Chain>,
     /// Tokens that are in all of them.
@@ -180,6 +209,11 @@ impl Chains {
     /// The chains.
     pub fn as_slice(&self) -> &[Chain] {
         &self.chains
+    }
+
+    /// The chains, before they are given tokens.
+    pub fn as_mut_slice(&mut self) -> &mut [Chain] {
+        &mut self.chains
     }
 }
 

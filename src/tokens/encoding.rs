@@ -3,6 +3,9 @@
 //! A stage for each thing that is done to a text: added tokens are cut out, what lies between is normalized, cut again,
 //! cut into words, and words are merged. Every stage can stop after any step and go on later; none of them cuts a text
 //! where that could change its ids. It has no clock: the caller says whether there is time for another step.
+//!
+//! Between two added tokens nothing depends on what stands elsewhere. So a text can be gone on with from a [`Mark`] that
+//! another text left, if both are the same so far: see [`crate::memo`].
 
 use super::added::{Cut, Cutter};
 use super::bpe::{MergeScratch, Word};
@@ -23,6 +26,35 @@ const MAX_TOGETHER_BYTES: usize = 256 << 10;
 
 /// Says whether there is time for another step.
 pub type More<'a> = &'a mut dyn FnMut() -> bool;
+
+/// A place in a text, behind an added token or a piece, where its ids can be cut: those before it depend on what stands
+/// before it, and those behind it on what stands behind it and on where that is.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub struct Mark {
+    /// The place.
+    pub at: usize,
+    /// The token before it, if its id is still to come.
+    pub token: Option<u32>,
+    /// How many ids there were.
+    pub ids: usize,
+}
+
+/// Remembers of each stretch of so many bytes the last mark that depends on nothing behind the stretch.
+struct Marks {
+    stretch: usize,
+    look_ahead: usize,
+    marks: Vec<(usize, Mark)>,
+}
+
+impl Marks {
+    fn note(&mut self, mark: Mark) {
+        let stretch = (mark.at + self.look_ahead).saturating_sub(1) / self.stretch;
+        match self.marks.last_mut() {
+            Some((last, old)) if *last == stretch => *old = mark,
+            _ => self.marks.push((stretch, mark)),
+        }
+    }
+}
 
 /// A text on its way to token ids.
 pub struct Encoding {
@@ -46,6 +78,7 @@ pub struct Encoding {
     word: Range<usize>,
     part: Range<usize>,
     scratch: Box<Scratch>,
+    marks: Option<Marks>,
 }
 
 /// Buffers that texts take over from one another.
@@ -93,6 +126,7 @@ impl Encoding {
             word: 0..0,
             part: 0..0,
             scratch,
+            marks: None,
         }
     }
 
@@ -100,6 +134,70 @@ impl Encoding {
         let (text, cursor) = pieces.into_parts();
         let encoding = Self::new(tokenizer, text, false, scratch);
         Self { pieces: Some(cursor), ..encoding }
+    }
+
+    /// The text.
+    pub fn text(&self) -> &str {
+        &self.text
+    }
+
+    /// Where pieces end that end in a stretch of the text or with it, and which of them are tokens. Of a text that came
+    /// whole there are none.
+    pub fn piece_ends(&self, stretch: &Range<usize>) -> impl Iterator<Item = (usize, bool)> {
+        self.pieces.iter().flat_map(|cursor| cursor.ends(stretch))
+    }
+
+    /// Whether the text came in pieces.
+    pub fn is_in_pieces(&self) -> bool {
+        self.pieces.is_some()
+    }
+
+    /// Has it note marks, which [`Self::take_marks`] gives: the last that depends on nothing behind it, for each stretch of
+    /// `stretch` bytes.
+    pub fn note_marks(&mut self, tokenizer: &Tokenizer, stretch: usize) {
+        let look_ahead = match self.is_in_pieces() {
+            true => 0,
+            false => tokenizer.added.raw.look_ahead(),
+        };
+        self.marks = Some(Marks { stretch: stretch.max(1), look_ahead, marks: Vec::new() });
+    }
+
+    /// Marks with the number of their stretch, in the text's order. Their ids are counted from where it began or went on.
+    pub fn take_marks(&mut self) -> Vec<(usize, Mark)> {
+        self.marks.take().map(|marks| marks.marks).unwrap_or_default()
+    }
+
+    /// Goes on from a mark of a text that was the same up to the end of the mark's stretch. It gives the ids behind it.
+    pub fn go_on_from(&mut self, mark: &Mark) {
+        self.ids.clear();
+        match &mut self.pieces {
+            Some(cursor) => cursor.skip_to(mark.at),
+            None => {
+                if let Some(token) = mark.token {
+                    self.raw = Cutter::from_behind(mark.at, token);
+                }
+            }
+        }
+    }
+
+    /// How many bytes there are to encode.
+    pub fn bytes_left(&self) -> usize {
+        let at = match &self.pieces {
+            Some(cursor) => cursor.start(),
+            None => self.raw.behind_token().map_or(0, |(at, _)| at),
+        };
+        self.text.len().saturating_sub(at)
+    }
+
+    fn note_mark(&mut self) {
+        let Some(marks) = &mut self.marks else { return };
+        let behind = match &self.pieces {
+            Some(cursor) => Some((cursor.start(), None)).filter(|(at, _)| *at > 0),
+            None => self.raw.behind_token().map(|(at, token)| (at, Some(token))),
+        };
+        if let Some((at, token)) = behind {
+            marks.note(Mark { at, token, ids: self.ids.len() });
+        }
     }
 
     /// Goes on while there is `more` time, and for one step at least. The ids come with the last. It must be given the
@@ -113,6 +211,9 @@ impl Encoding {
         more: More<'_>,
     ) -> Result<Option<Vec<u32>>, EncodeError> {
         loop {
+            if matches!(self.stage, Stage::CutRaw) {
+                self.note_mark();
+            }
             self.stage = match self.stage {
                 Stage::CutRaw => match self.pieces.as_mut().map(Cursor::next) {
                     None => self.cut_raw(tokenizer),

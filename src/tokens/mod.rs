@@ -18,7 +18,7 @@ mod window;
 use added::AddedTokens;
 use bpe::Bpe;
 use encoding::Scratch;
-pub use encoding::{Encoding, More};
+pub use encoding::{Encoding, Mark, More};
 pub use pieces::Pieces;
 use std::fmt;
 use std::sync::Mutex;

@@ -73,6 +73,25 @@ impl Cursor {
         self.start = piece.end;
         Some((range, piece.is_token))
     }
+
+    /// Where the next piece starts.
+    pub fn start(&self) -> usize {
+        self.start
+    }
+
+    /// Goes on with the piece that starts there.
+    pub fn skip_to(&mut self, start: usize) {
+        self.next = self.pieces.partition_point(|piece| piece.end <= start);
+        self.start = start;
+    }
+
+    /// Where the pieces end that end behind `range`'s start and not behind its end, and which of them are tokens.
+    pub fn ends(&self, range: &Range<usize>) -> impl Iterator<Item = (usize, bool)> {
+        let first = self.pieces.partition_point(|piece| piece.end <= range.start);
+        let end = range.end;
+        let ends = self.pieces.iter().skip(first).take_while(move |piece| piece.end <= end);
+        ends.map(|piece| (piece.end, piece.is_token))
+    }
 }
 
 #[cfg(test)]

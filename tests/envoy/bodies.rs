@@ -242,18 +242,24 @@ fn others() -> Vec<Case> {
         ),
         (
             "embeddings",
-            json("/v1/embeddings", json!({"model": "qwen3", "input": "hi"})),
-            "unsupported_prompt",
+            json("/v1/embeddings", json!({"model": "qwen3", "input": words(7, 40)})),
+            "cold",
         ),
         (
-            "responses to a text",
-            json("/v1/responses", json!({"model": "qwen3", "input": "hi"})),
-            "unsupported_prompt",
+            "responses to a response",
+            json(
+                "/v1/responses",
+                json!({"model": "qwen3", "input": "hi", "previous_response_id": "resp_1"}),
+            ),
+            "stored_prompt",
         ),
         (
-            "responses to items",
-            json("/v1/responses", json!({"input": [{"role": "user", "content": "hi"}]})),
-            "unsupported_prompt",
+            "a message of a kind nobody knows",
+            json(
+                "/v1/messages",
+                json!({"model": "qwen3", "messages": [{"role": "critic", "content": "hi"}]}),
+            ),
+            "no_prompt",
         ),
         pass(
             "a file to be transcribed",

@@ -141,7 +141,8 @@ impl Loader {
         let layout = self.layout()?;
         let bpe = Bpe { bytes: std::mem::take(&mut self.bytes), layout, settings };
         let tokenizer = Tokenizer::new(pipeline, added, bpe);
-        let prepared = Prepared { tokenizer, chat_template, renderer, special_tokens };
+        let checksum = self.contents.checksum;
+        let prepared = Prepared { tokenizer, chat_template, renderer, special_tokens, checksum };
         Ok(Progress::Ready(Box::new(prepared)))
     }
 

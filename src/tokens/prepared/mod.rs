@@ -39,6 +39,8 @@ pub struct Prepared {
     pub renderer: RendererName,
     /// `bos_token`, `eos_token` and the like.
     pub special_tokens: BTreeMap<String, String>,
+    /// What all of this depends on, as one number.
+    pub checksum: u64,
 }
 
 #[cfg(test)]

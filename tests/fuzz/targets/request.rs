@@ -1,6 +1,6 @@
 //! A client's body: read, rendered, tokenized, hashed and decided on.
 
-use super::{Bytes, Target, halves, no_more_seeds, tokenizer};
+use super::{Bytes, Target, halves, tokenizer};
 use crate::memory::bounded;
 use serde_json::Value;
 use std::cell::OnceCell;
@@ -74,16 +74,48 @@ const WORDS: &[&str] = &[
     "\"none\"",
     "\\u0041",
     "{\"type\":\"text\",\"text\":\"a\"}",
+    "\"input\"",
+    "\"instructions\"",
+    "\"input_text\"",
+    "\"output_text\"",
+    "\"message\"",
+    "\"function_call\"",
+    "\"function_call_output\"",
+    "\"call_id\"",
+    "\"status\":\"in_progress\"",
+    "\"namespace\"",
+    "\"tool_use\"",
+    "\"tool_result\"",
+    "\"tool_addition\"",
+    "\"tool_removal\"",
+    "\"input_schema\"",
+    "\"thinking\":{\"type\":\"disabled\"}",
+    "\"output_config\":{\"effort\":\"low\"}",
+    "\"token_ids\":[1,2]",
+    "\"query\":\"a\"",
+    "\"documents\":[\"a\"]",
+    "\"texts\":[\"a\"]",
 ];
 
 pub const BODIES: Target =
-    Target { name: "bodies", run: bodies, words: WORDS, more_seeds: no_more_seeds, cases: 1500 };
+    Target { name: "bodies", run: bodies, words: WORDS, more_seeds: engine_bodies, cases: 1500 };
+
+/// Some of the bodies that a real engine was sent.
+fn engine_bodies() -> Vec<Vec<u8>> {
+    let golden = std::fs::read_to_string("tests/data/vllm/golden_apis_qwen3.jsonl");
+    let golden = golden.expect("golden bodies");
+    let body = |line: &str| {
+        let case: Value = serde_json::from_str(line).expect("a case");
+        case["request"].to_string().into_bytes()
+    };
+    golden.lines().step_by(5).map(body).collect()
+}
 
 /// A body is a prompt or an error, within memory in proportion to it; a byte order mark and white space change nothing;
 /// and what is an object to another reader is not called broken here.
 fn bodies(data: &[u8]) {
     let whole: Option<Value> = serde_json::from_slice(data).ok();
-    for api in [Api::Chat, Api::Completions] {
+    for api in Api::ALL.into_iter().filter(|api| api.computes_prompt()) {
         let parsed = bounded(data.len(), 64 << 10, 250, || parse(api, data));
         if whole.as_ref().is_some_and(Value::is_object) {
             assert!(
@@ -106,7 +138,13 @@ fn bodies(data: &[u8]) {
 }
 
 pub const PROMPTS: Target =
-    Target { name: "prompts", run: prompts, words: WORDS, more_seeds: no_more_seeds, cases: 300 };
+    Target { name: "prompts", run: prompts, words: WORDS, more_seeds: engine_prompts, cases: 300 };
+
+/// The same bodies behind a fleet of none, to be read as responses and messages.
+fn engine_prompts() -> Vec<Vec<u8>> {
+    let bodies = engine_bodies().into_iter();
+    bodies.map(|body| [&[0x80, 0][..], &body].concat()).collect()
+}
 
 thread_local! {
     static MODELS: OnceCell<Vec<Model>> = const { OnceCell::new() };
@@ -139,10 +177,13 @@ fn prompts(data: &[u8]) {
     let (fleet, body) = halves(data);
     let mut bytes = Bytes(fleet);
     let knobs = bytes.u8();
-    let api = if body.windows(8).any(|window| window == b"\"prompt\"") {
-        Api::Completions
-    } else {
-        Api::Chat
+    let has = |key: &[u8]| body.windows(key.len()).any(|window| window == key);
+    let api = match knobs >> 6 {
+        _ if has(b"\"prompt\"") => Api::Completions,
+        2 => Api::Messages,
+        _ if has(b"\"input\"") => Api::Responses,
+        3 => Api::Embeddings,
+        _ => Api::Chat,
     };
     let Ok(prompt) = parse(api, body) else { return };
     let ids = MODELS.with(|models| {

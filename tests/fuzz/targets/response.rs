@@ -3,7 +3,7 @@
 use super::{Bytes, Target, no_more_seeds};
 use crate::memory::bounded;
 use std::fs;
-use warmpath::feedback::{Feedback, cached_answer_tokens};
+use warmpath::feedback::{ExactAnswer, Feedback, cached_answer_tokens};
 use warmpath::replicas::attempts::{Attempts, Seen};
 use warmpath::replicas::stats::Report;
 use warmpath::replicas::{MAX_REPLICAS, Member, Moment, ReplicaTable, clusters, models};
@@ -36,20 +36,56 @@ pub const RESPONSES: Target = Target {
         "\"cached_tokens\"",
         "\"finish_reason\"",
         "\"error\"",
+        "\"token_ids\":[7]",
+        "\"type\"",
+        "\"response\"",
+        "\"output\"",
+        "\"response.output_text.delta\"",
+        "\"output_text\"",
+        "\"item\"",
+        "\"input_tokens\"",
+        "\"output_tokens\"",
+        "\"input_tokens_details\"",
+        "\"content_block\"",
+        "\"text_delta\"",
+        "\"thinking_delta\"",
+        "\"cache_read_input_tokens\"",
+        "\"cache_creation_input_tokens\"",
+        "\"meta\"",
+        "\"billed_units\"",
     ],
     more_seeds: samples,
     cases: 1500,
 };
 
-/// Real streams, as either API and of either kind.
+/// APIs whose responses differ.
+const APIS: [Api; 8] = [
+    Api::Chat,
+    Api::Completions,
+    Api::Responses,
+    Api::Messages,
+    Api::Generate,
+    Api::Embed,
+    Api::Embeddings,
+    Api::Rerank,
+];
+
+/// Real streams and documents, each as its own API.
 fn samples() -> Vec<Vec<u8>> {
     let mut seeds = Vec::new();
     for (control, name) in [
-        (0, "chat_stream_include_usage"),
-        (4, "chat_stream_plain"),
-        (1, "completions_stream_include_usage"),
+        (0, "chat_stream_include_usage.txt"),
+        (4, "chat_stream_plain.txt"),
+        (0, "chat_stream_token_ids.txt"),
+        (1, "completions_stream_include_usage.txt"),
+        (0x40, "responses_stream.txt"),
+        (0x42, "responses.json"),
+        (0x41, "messages_stream.txt"),
+        (0x43, "messages.json"),
+        (0x84, "generate_stream.txt"),
+        (0x86, "generate.json"),
     ] {
-        let sample = fs::read(format!("tests/data/vllm/{name}.txt")).expect("a sample");
+        let sample = fs::read(format!("tests/data/vllm/{name}")).expect("a sample");
         let lines = sample.split_inclusive(|byte| *byte == b'\n').take(12);
         seeds.push(std::iter::once(control).chain(lines.flatten().copied()).collect());
     }
@@ -61,7 +97,7 @@ fn responses(data: &[u8]) {
     let mut bytes = Bytes(data);
     let control = bytes.u8();
     let body = bytes.0;
-    let api = if control & 1 == 0 { Api::Chat } else { Api::Completions };
+    let api = APIS[usize::from(control & 1 | control >> 5 & 6)];
     let kind =
         if control & 2 == 0 { "text/event-stream; charset=utf-8" } else { "application/json" };
     let read = |size: usize| {
@@ -71,12 +107,16 @@ fn responses(data: &[u8]) {
         feedback
     };
     let whole = bounded(body.len(), 64 << 10, 250, || read(usize::MAX));
-    let pieces = read(1 + usize::from(control >> 2));
+    let pieces = read(1 + usize::from(control >> 2 & 15));
     assert_eq!(format!("{whole:?}"), format!("{pieces:?}"));
     assert!(whole.was_read() || !whole.is_readable());
     if let Some(answer) = whole.exact_answer() {
-        assert!(whole.answer_began() && !answer.is_empty() && answer.len() <= body.len());
-        assert!(cached_answer_tokens(answer.len(), whole.usage()) <= answer.len());
+        let length = match answer {
+            ExactAnswer::Text(text) => text.len(),
+            ExactAnswer::Tokens(ids) => ids.len(),
+        };
+        assert!(whole.answer_began() && (1..=body.len()).contains(&length));
+        assert!(cached_answer_tokens(length, whole.usage()) <= length);
     }
 }
 
