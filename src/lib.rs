@@ -9,9 +9,11 @@
 //!    [`model`] puts these together. [`memo`] knows what was read before, [`budget`] how long the rest will take, by the [`rules`] that are configured of an engine.
 //! 3. [`replicas`] says who there is and how they do, [`index`] who holds which blocks, and
 //!    [`charge`] what is in flight.
+//!    [`identity`] says whose entries of a cache a request can use at all.
 //! 4. [`score`] is the cost in seconds, and [`route::decide`] the only path from all of these to a
 //!    replica and a reason.
-//! 5. [`feedback`] reads the response in passing: what it proves goes back into the index.
+//! 5. [`feedback`] reads the response in passing: what it proves goes back into the index, and what it contradicts
+//!    to [`drift`], which says whose prompts are trusted.
 //! 6. [`share`] is how the VMs of one Envoy come to see the same, and [`metrics`] what they count.
 //! 7. `shell`, in wasm only, does the host calls; [`loaded`] is what its configurations share.
 //!
@@ -25,7 +27,9 @@
 pub mod budget;
 pub mod charge;
 pub mod config;
+pub mod drift;
 pub mod feedback;
+pub mod identity;
 pub mod index;
 pub mod loaded;
 mod media;

@@ -207,9 +207,9 @@ fn common_prefix(a: &str, b: &str) -> usize {
 mod tests {
     use super::*;
     use crate::model::Model;
+    use crate::model::tests::of_bytes;
     use crate::request::{Api, Input, Prompt, parse};
     use crate::rules::{MediaRule, Rules};
-    use crate::tokens::prepared::prepare;
     use std::sync::Arc;
 
     /// Writes an item as `<image>`, a system message only where there is none, and counts items.
@@ -219,37 +219,7 @@ mod tests {
         "{% for m in messages %}<start>{{ m.role }} {{ m.content }}<end>{% endfor %}";
 
     fn model(template: &str) -> Model {
-        let vocabulary: Vec<String> = (0..256_u32)
-            .map(|byte| {
-                // Byte-level BPE writes bytes that are no visible character as those from 256 on.
-                let visible = matches!(byte, 33..=126 | 161..=172 | 174..=255);
-                let hidden = (0..byte).filter(|b| !matches!(b, 33..=126 | 161..=172 | 174..=255));
-                let code = if visible { byte } else { 256 + hidden.count() as u32 };
-                let text = char::from_u32(code).map(String::from).unwrap_or_default();
-                format!("{}: {byte}", serde_json::Value::from(text))
-            })
-            .collect();
-        let added: Vec<String> = ["<start>", "<end>", "<image>", "<sound>"]
-            .iter()
-            .enumerate()
-            .map(|(at, token)| {
-                format!(
-                    r#"{{"id": {}, "content": "{token}", "single_word": false, "lstrip": false, "rstrip": false, "normalized": false, "special": true}}"#,
-                    256 + at
-                )
-            })
-            .collect();
-        let json = format!(
-            r#"{{"version": "1.0", "truncation": null, "padding": null, "added_tokens": [{}], "normalizer": null,
-                "pre_tokenizer": {{"type": "ByteLevel", "add_prefix_space": false, "trim_offsets": true, "use_regex": true}},
-                "post_processor": null, "decoder": null,
-                "model": {{"type": "BPE", "dropout": null, "unk_token": null, "continuing_subword_prefix": null,
-                    "end_of_word_suffix": null, "fuse_unk": false, "byte_fallback": false, "ignore_merges": false,
-                    "vocab": {{{}}}, "merges": []}}}}"#,
-            added.join(","),
-            vocabulary.join(",")
-        );
-        Model::load(prepare(&json, "{}", Some(template)).unwrap()).unwrap()
+        of_bytes(Some(template))
     }
 
     fn prompt(image: &str, before: &str, behind: &str, tokens: Option<u32>) -> Prompt {

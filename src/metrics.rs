@@ -4,7 +4,8 @@
 //! taken out again by the bootstrap's `stats_tags`. The README's table is checked against
 //! [`ALL`].
 
-use hashbrown::HashMap;
+use hashbrown::{Equivalent, HashMap};
+use std::hash::{Hash, Hasher};
 
 /// What kind of number a metric is.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
@@ -84,7 +85,51 @@ pub struct Full;
 /// The ids of the series that a VM has, as Envoy gave them.
 #[derive(Debug, Default)]
 pub struct Series {
+    /// By the name that Envoy knows.
     ids: HashMap<String, Option<u32>>,
+    /// The same by what the name is made of: a request counts some thirty times, and a name is not made for each.
+    known: HashMap<Made, Option<u32>>,
+}
+
+/// A metric's name and its labels' values, kept.
+#[derive(Debug)]
+struct Made {
+    metric: &'static str,
+    values: Vec<String>,
+}
+
+/// The same, as it is asked for.
+struct Asked<'a> {
+    metric: &'static str,
+    values: &'a [&'a str],
+}
+
+impl Hash for Made {
+    fn hash<H: Hasher>(&self, state: &mut H) {
+        self.metric.hash(state);
+        self.values.iter().for_each(|value| value.hash(state));
+    }
+}
+
+impl PartialEq for Made {
+    fn eq(&self, other: &Self) -> bool {
+        self.metric == other.metric && self.values == other.values
+    }
+}
+
+impl Eq for Made {}
+
+impl Hash for Asked<'_> {
+    fn hash<H: Hasher>(&self, state: &mut H) {
+        self.metric.hash(state);
+        self.values.iter().for_each(|value| value.hash(state));
+    }
+}
+
+impl Equivalent<Made> for Asked<'_> {
+    fn equivalent(&self, made: &Made) -> bool {
+        self.metric == made.metric && made.values == self.values
+    }
 }
 
 impl Series {
@@ -93,6 +138,25 @@ impl Series {
     /// # Errors
     /// When it is new and there are too many. What counts that is always let in.
     pub fn id(
+        &mut self,
+        metric: &Metric,
+        labels: &[&str],
+        define: impl FnOnce(Kind, &str) -> Option<u32>,
+    ) -> Result<Option<u32>, Full> {
+        if let Some(id) = self.known.get(&Asked { metric: metric.name, values: labels }) {
+            return Ok(*id);
+        }
+        let id = self.by_name(metric, labels, define)?;
+        // What has no bound is not kept a second time.
+        let is_short = labels.iter().all(|value| value.len() <= MAX_LABEL_CHARS);
+        if is_short && self.known.len() < MAX_SERIES {
+            let values = labels.iter().map(|value| (*value).to_owned()).collect();
+            self.known.insert(Made { metric: metric.name, values }, id);
+        }
+        Ok(id)
+    }
+
+    fn by_name(
         &mut self,
         metric: &Metric,
         labels: &[&str],
@@ -184,6 +248,18 @@ pub const PROMPT_COUNT: Metric = Metric::counter(
     "warmpath_prompt_count_total",
     &["model", "result"],
     "Responses whose prompt_tokens is equal to the count made here, or differs",
+);
+/// The verdict on a model's prompts.
+pub const MODEL_TRUSTED: Metric = Metric::gauge(
+    "warmpath_model_trusted",
+    &["model", "kind"],
+    "1 while prompts of this kind (chat, tools, text, responses, messages, pooling) are matched; 0 while they are not because they seem to differ from the engine's",
+);
+/// Comparisons of ids.
+pub const ORACLE: Metric = Metric::counter(
+    "warmpath_oracle_total",
+    &["model", "oracle", "result"],
+    "Token ids compared with a replica's: of canaries and of clients' prompts by its /tokenize (canary, live), and of responses that return them (response); equal, differs, absent (it has no such path) or error",
 );
 /// Quality of predictions.
 pub const PREDICTION: Metric = Metric::counter(
@@ -316,6 +392,12 @@ pub const REPLICA_CAPACITY: Metric = Metric::gauge(
     &["cluster", "replica"],
     "KV blocks that the replica has: the bound of the line above",
 );
+/// Block size.
+pub const REPLICA_BLOCK_SIZE: Metric = Metric::gauge(
+    "warmpath_replica_block_size",
+    &["cluster", "replica"],
+    "Tokens per KV block, as the replica says, by which its prompts are matched; absent where it does not, and default_block_size is taken",
+);
 /// Live VMs.
 pub const VMS: Metric = Metric::gauge(
     "warmpath_vms",
@@ -404,6 +486,8 @@ pub const ALL: &[Metric] = &[
     REPORTED_PROMPT_TOKENS,
     REPORTED_CACHED_TOKENS,
     PROMPT_COUNT,
+    MODEL_TRUSTED,
+    ORACLE,
     PREDICTION,
     OVERPREDICTED_TOKENS,
     UNDERPREDICTED_TOKENS,
@@ -426,6 +510,7 @@ pub const ALL: &[Metric] = &[
     REPLICA_UNFINISHED,
     REPLICA_SHADOW,
     REPLICA_CAPACITY,
+    REPLICA_BLOCK_SIZE,
     VMS,
     VM_MEMORY,
     MEMO_PROMPTS,
@@ -478,6 +563,25 @@ mod tests {
         }
         assert_eq!(defined, MAX_SERIES);
         assert_eq!(series.id(&DROPPED_SAMPLES, &[], |_, _| Some(7)), Ok(Some(7)));
+    }
+
+    #[test]
+    fn values_that_make_one_name_are_one_series() {
+        let mut series = Series::default();
+        let mut names = Vec::new();
+        let long = "x".repeat(MAX_LABEL_CHARS + 1);
+        for (result, id) in [("a b", 0), ("a_b", 0), ("a b", 0), ("ab", 1), (&long, 2), (&long, 2)]
+        {
+            let found = series.id(&PREDICTION, &["m", result], |_, name| {
+                names.push(name.to_owned());
+                Some(names.len() as u32 - 1)
+            });
+            assert_eq!(found, Ok(Some(id)), "{result}");
+        }
+        // Neither values nor metrics run into each other.
+        assert_eq!(series.id(&PREDICTION, &["ma", "b"], |_, _| Some(7)), Ok(Some(7)));
+        assert_eq!(series.id(&PROMPT_COUNT, &["m", "ab"], |_, _| Some(8)), Ok(Some(8)));
+        assert_eq!(series.known.len(), 5);
     }
 
     #[test]

@@ -86,6 +86,11 @@ impl Model {
         }
     }
 
+    /// Whether it can render chats.
+    pub fn has_template(&self) -> bool {
+        self.renderer.is_some()
+    }
+
     /// All token ids the engine would compute for this prompt, in one go.
     ///
     /// # Errors
@@ -185,6 +190,8 @@ impl Reading {
                     return Err(PromptError::Partial);
                 }
                 Stage::Rendering(Rendering::Pieces(pieces)) => {
+                    // Engines that make ids themselves add nothing to them and cut nothing off.
+                    self.truncation = None;
                     let encoding = model.tokenizer.begin_pieces(pieces);
                     Stage::Encoding(Box::new(encoding.map_err(PromptError::Tokenizer)?))
                 }
@@ -253,5 +260,59 @@ impl Reading {
             false => 0,
         };
         truncation.apply(ids, special_tokens).ok_or(PromptError::Truncation)
+    }
+}
+
+#[cfg(test)]
+pub(crate) mod tests {
+    use super::*;
+    use crate::request::{Api, parse};
+    use crate::route::Reason;
+    use crate::tokens::prepared::prepare;
+
+    /// A model whose tokens are single bytes, and the added tokens `<start>`, `<end>`, `<image>` and `<sound>`.
+    pub(crate) fn of_bytes(template: Option<&str>) -> Model {
+        let vocabulary: Vec<String> = (0..256_u32)
+            .map(|byte| {
+                // Byte-level BPE writes bytes that are no visible character as those from 256 on.
+                let visible = matches!(byte, 33..=126 | 161..=172 | 174..=255);
+                let hidden = (0..byte).filter(|b| !matches!(b, 33..=126 | 161..=172 | 174..=255));
+                let code = if visible { byte } else { 256 + hidden.count() as u32 };
+                let text = char::from_u32(code).map(String::from).unwrap_or_default();
+                format!("{}: {byte}", serde_json::Value::from(text))
+            })
+            .collect();
+        let added: Vec<String> = ["<start>", "<end>", "<image>", "<sound>"]
+            .iter()
+            .enumerate()
+            .map(|(at, token)| {
+                format!(
+                    r#"{{"id": {}, "content": "{token}", "single_word": false, "lstrip": false, "rstrip": false, "normalized": false, "special": true}}"#,
+                    256 + at
+                )
+            })
+            .collect();
+        let json = format!(
+            r#"{{"version": "1.0", "truncation": null, "padding": null, "added_tokens": [{}], "normalizer": null,
+                "pre_tokenizer": {{"type": "ByteLevel", "add_prefix_space": false, "trim_offsets": true, "use_regex": true}},
+                "post_processor": null, "decoder": null,
+                "model": {{"type": "BPE", "dropout": null, "unk_token": null, "continuing_subword_prefix": null,
+                    "end_of_word_suffix": null, "fuse_unk": false, "byte_fallback": false, "ignore_merges": false,
+                    "vocab": {{{}}}, "merges": []}}}}"#,
+            added.join(","),
+            vocabulary.join(",")
+        );
+        Model::load(prepare(&json, "{}", template).unwrap()).unwrap()
+    }
+
+    #[test]
+    fn chats_of_a_model_without_a_template_are_counted_as_such() {
+        let model = of_bytes(None);
+        let chat = parse(Api::Chat, br#"{"messages": [{"role": "user", "content": "x"}]}"#);
+        let error = model.token_ids(&chat.unwrap(), 0).unwrap_err();
+        assert_eq!(error, PromptError::Template(TemplateError::Absent));
+        assert_eq!(Reason::from(&error), Reason::TemplateError);
+        let text = parse(Api::Completions, br#"{"prompt": "x"}"#);
+        assert_eq!(model.token_ids(&text.unwrap(), 0), Ok(vec![u32::from(b'x')]));
     }
 }

@@ -19,7 +19,7 @@ use std::path::{Path, PathBuf};
 use std::sync::OnceLock;
 use std::sync::atomic::{AtomicUsize, Ordering};
 use warmpath::request::{Api, Input, RequestError, parse};
-use warmpath::template::{ChatTemplate, TemplateError};
+use warmpath::template::{ChatTemplate, Harmony, TemplateError};
 use warmpath::tokens::Tokenizer;
 use warmpath::tokens::prepared::LoadError;
 
@@ -323,11 +323,51 @@ fn check_engine_completions(name: &str, reference: &Reference, count: usize) {
     assert_eq!(lines.len(), count, "{name}: vectors checked");
 }
 
+/// One body for each rule of the engine. What it answers 400 may come to anything here, but not to a panic.
+fn check_engine_bodies(name: &str, reference: &Reference, template: &ChatTemplate) {
+    let lines = json_lines(name);
+    let (mut compared, mut wrong) = (0, Vec::new());
+    for case in &lines {
+        let ours = engine_ids(&case["request"], reference, template);
+        let truth = &case["chat_prompt_token_ids"];
+        let is_right = match case["name"].as_str().unwrap_or_default() {
+            // The model's own limit of tokens, an argument of the code around the template, a number of over 64 bits.
+            "truncate_minus_one" | "argument_tokenize" | "numbers_in_tools" => ours.is_err(),
+            _ if truth.is_array() => {
+                compared += 1;
+                ours == Ok(ids(truth))
+            }
+            _ => true,
+        };
+        if !is_right {
+            wrong.push(format!("{}: {ours:?}", case["name"]));
+        }
+    }
+    assert!(wrong.is_empty(), "{name}: {wrong:#?}");
+    assert_eq!((lines.len(), compared), (129, 105), "{name}: vectors checked");
+}
+
+fn engine_ids(
+    body: &Value,
+    reference: &Reference,
+    template: &ChatTemplate,
+) -> Result<Vec<u32>, String> {
+    let prompt = parse(Api::Chat, body.to_string().as_bytes()).map_err(|e| e.to_string())?;
+    let Input::Chat(chat) = prompt.input else { return Err("no chat".to_owned()) };
+    let text = template.render(&chat, MADE_AT).map_err(|error| error.to_string())?;
+    let ids = reference.encode(&text, chat.add_special_tokens);
+    match prompt.truncation {
+        None => Ok(ids),
+        Some(truncation) => truncation.apply(ids, 0).ok_or_else(|| "truncation".to_owned()),
+    }
+}
+
 #[test]
 fn qwen3_bodies_give_the_engines_ids() {
     let Some(reference) = model("qwen3", "qwen3_bodies_give_the_engines_ids") else { return };
     let template = reference.template_file();
     check_engine_chats("vllm/golden_chat_qwen3.jsonl", reference, &template, 33);
+    check_engine_bodies("vllm/bodies_qwen3.jsonl", reference, &template);
     check_engine_completions("vllm/golden_completions_qwen3.jsonl", reference, 12);
 }
 
@@ -336,5 +376,44 @@ fn llama31_bodies_give_the_engines_ids() {
     let Some(reference) = model("llama3.1", "llama31_bodies_give_the_engines_ids") else { return };
     let template = reference.template_in_config();
     check_engine_chats("vllm/golden_chat_llama3.jsonl", reference, &template, 23);
+    check_engine_bodies("vllm/bodies_llama3.jsonl", reference, &template);
     check_engine_completions("vllm/golden_completions_llama3.jsonl", reference, 6);
+}
+
+/// The ids of a conversation, or what it fails with.
+fn harmony_ids(harmony: Harmony, body: &Value, reference: &Reference) -> Result<Vec<u32>, String> {
+    let prompt = parse(Api::Chat, body.to_string().as_bytes()).map_err(|e| e.to_string())?;
+    let Input::Chat(chat) = prompt.input else { panic!("a chat") };
+    let pieces = harmony.render(&chat, MADE_AT).map_err(|error| error.to_string())?;
+    let tokenizer = reference.tokenizer.as_ref().expect("tokenizer.json");
+    let mut encoding = tokenizer.begin_pieces(pieces).expect("an encoding");
+    loop {
+        if let Some(ids) = encoding.go_on(tokenizer, &mut || true).expect("encode") {
+            return Ok(ids);
+        }
+    }
+}
+
+/// Texts are compared in `src/template/harmony/tests.rs`, without a tokenizer.
+#[test]
+fn gpt_oss_bodies_give_the_engines_ids() {
+    let Some(reference) = model("gpt-oss", "gpt_oss_bodies_give_the_engines_ids") else { return };
+    let mut checked = 0;
+    for case in json_lines("vllm/harmony.jsonl").iter().filter(|case| case["ids"].is_array()) {
+        let ours = harmony_ids(Harmony::Vllm, &case["request"], reference);
+        assert_eq!(ours, Ok(ids(&case["ids"])), "{}", case["name"]);
+        checked += 1;
+    }
+    let golden = text_of(&data("golden/gpt-oss.harmony.json"));
+    let golden: Value = serde_json::from_str(&golden).expect("golden/gpt-oss.harmony.json");
+    for case in golden["cases"].as_array().expect("cases") {
+        let mut body = serde_json::json!({"messages": case["messages"]});
+        if case["tools"].is_array() {
+            body["tools"] = case["tools"].clone();
+        }
+        let ours = harmony_ids(Harmony::Library, &body, reference);
+        assert_eq!(ours, Ok(ids(&case["ids"])), "{}", case["name"]);
+        checked += 1;
+    }
+    assert_eq!(checked, 132 + 25);
 }

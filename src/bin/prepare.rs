@@ -27,7 +27,7 @@ struct Arguments {
     /// Chat template to use instead of the folder's: a file, or the template itself.
     #[arg(long, value_name = "FILE")]
     chat_template: Option<String>,
-    /// What renders chats: jinja or harmony. By default what engines take for the model_type of the folder's config.json,
+    /// What renders chats: jinja, harmony or deepseek_v4. By default what engines take for the model_type of the folder's config.json,
     /// or, without that file, for its special tokens.
     #[arg(long, value_name = "NAME")]
     renderer: Option<RendererName>,

@@ -107,6 +107,23 @@ impl<'a> Fields<'a> {
         if self.take(key).is_none() { Ok(None) } else { self.text(key).map(Some) }
     }
 
+    /// A header's name, in lower case as Envoy has them.
+    pub(super) fn header(&mut self, key: &'static str) -> Result<String, ConfigError> {
+        let name = self.text(key)?.to_ascii_lowercase();
+        let token = |byte: u8| byte.is_ascii_alphanumeric() || byte == b'-' || byte == b'_';
+        if name.bytes().all(token) {
+            return Ok(name);
+        }
+        self.wrong(key, "a header name", &name.into())
+    }
+
+    pub(super) fn optional_header(
+        &mut self,
+        key: &'static str,
+    ) -> Result<Option<String>, ConfigError> {
+        if self.take(key).is_none() { Ok(None) } else { self.header(key).map(Some) }
+    }
+
     /// One of these words, the first unless it is said.
     pub(super) fn one_of<T: Copy>(
         &mut self,
@@ -127,8 +144,16 @@ impl<'a> Fields<'a> {
 
     /// A switch that is off unless it is said.
     pub(super) fn switch(&mut self, key: &'static str) -> Result<bool, ConfigError> {
+        self.switch_or(key, false)
+    }
+
+    pub(super) fn switch_or(
+        &mut self,
+        key: &'static str,
+        default: bool,
+    ) -> Result<bool, ConfigError> {
         match self.take(key) {
-            None => Ok(false),
+            None => Ok(default),
             Some(Value::Bool(value)) => Ok(*value),
             Some(found) => self.wrong(key, "true or false", found),
         }

@@ -7,6 +7,7 @@
 mod fields;
 mod models;
 
+use crate::drift::{DriftConfig, Window};
 use crate::replicas::strikes::PassiveHealth;
 use crate::route::RouteConfig;
 use crate::score::CostConfig;
@@ -29,6 +30,8 @@ pub struct Config {
     pub route: RouteConfig,
     /// What failures seen in passing do to a replica.
     pub passive_health: PassiveHealth,
+    /// When prompts that seem to differ from the engine's are not matched any more.
+    pub drift: DriftConfig,
     /// Blocks assumed of a replica that has not said its capacity.
     pub default_capacity_blocks: u32,
     /// How often replicas are asked for their load.
@@ -46,6 +49,8 @@ pub struct Config {
     /// The engine's local time is this far from UTC, in seconds, positive to the east: templates
     /// may print the date.
     pub engine_utc_offset_s: i64,
+    /// The request header whose value sets tenants' routing keys apart.
+    pub tenant_header: Option<String>,
     /// Who may see why a replica was chosen.
     pub explain: Option<ExplainConfig>,
     fingerprint: u64,
@@ -155,6 +160,12 @@ pub const OPTIONS: &[(&str, &str, &str)] = &[
     ("passive_health.failures", "5", "failures"),
     ("passive_health.base_ms", "1000", "ms"),
     ("passive_health.max_ms", "30000", "ms"),
+    ("drift.differing", "5", "responses"),
+    ("drift.window", "20", "responses"),
+    ("drift.recovery", "20", "responses"),
+    ("drift.hold_ms", "10000", "ms"),
+    ("drift.canary_ms", "60000", "ms"),
+    ("drift.sample_live", "true", "true or false"),
     ("max_body_bytes", "1000000", "bytes"),
     ("max_prompt_ms", "1000", "ms"),
     ("max_prompt_cpu_ms", "400", "ms"),
@@ -162,6 +173,7 @@ pub const OPTIONS: &[(&str, &str, &str)] = &[
     ("default_block_size", "16", "tokens"),
     ("default_capacity_blocks", "8192", "blocks"),
     ("engine_utc_offset_minutes", "0", "minutes"),
+    ("tenant_header", "-", "header name"),
     ("tie_ms", "5", "ms"),
     ("tie_share", "0.05", "share"),
     ("cost.prefill_tokens_per_s", "8000", "tokens/s"),
@@ -198,6 +210,10 @@ impl Config {
             Some(value) => passive_health(&mut Fields::new("passive_health", value)?)?,
             None => PassiveHealth::default(),
         };
+        let drift = match root.take("drift") {
+            Some(value) => drift(&mut Fields::new("drift", value)?)?,
+            None => DriftConfig::default(),
+        };
         let explain = match root.take("explain") {
             Some(value) if value.is_object() => Some(explain(&mut Fields::new("explain", value)?)?),
             // Not shown: it may be the secret, one level too high.
@@ -216,6 +232,7 @@ impl Config {
                 default_block_size: root.block_size("default_block_size", 16)?,
             },
             passive_health,
+            drift,
             default_capacity_blocks: root.integer("default_capacity_blocks", 8192, 1, 1 << 26)?
                 as u32,
             poll_interval: root.millis("poll_interval_ms", 500, 50, 60_000)?,
@@ -226,6 +243,7 @@ impl Config {
             memo_bytes: root.integer("memo_bytes", 8 << 20, 0, 1 << 30)? as usize,
             engine_utc_offset_s: 60
                 * root.signed("engine_utc_offset_minutes", 0, -24 * 60, 24 * 60)?,
+            tenant_header: root.optional_header("tenant_header")?,
             explain,
         };
         root.finish()?;
@@ -388,13 +406,28 @@ fn passive_health(fields: &mut Fields<'_>) -> Result<PassiveHealth, ConfigError>
     Ok(config)
 }
 
-fn explain(fields: &mut Fields<'_>) -> Result<ExplainConfig, ConfigError> {
-    let request_header = fields.text("request_header")?.to_ascii_lowercase();
-    let token = |byte: u8| byte.is_ascii_alphanumeric() || byte == b'-' || byte == b'_';
-    if !request_header.bytes().all(token) {
-        let problem = format!("expected a header name, found {}", shown(&request_header.into()));
-        return Err(error(&fields.path_of("request_header"), problem));
+fn drift(fields: &mut Fields<'_>) -> Result<DriftConfig, ConfigError> {
+    let default = DriftConfig::default();
+    let longest = Window::LONGEST;
+    let canary = fields.millis("canary_ms", 60_000, 0, 86_400_000)?;
+    let config = DriftConfig {
+        differing: fields.integer("differing", default.differing, 0, longest)? as u32,
+        window: fields.integer("window", default.window, 1, longest)? as u32,
+        recovery: fields.integer("recovery", default.recovery, 1, longest)? as u32,
+        hold: fields.millis("hold_ms", 10_000, 0, 3_600_000)?,
+        canary_interval: Some(canary).filter(|interval| !interval.is_zero()),
+        sample_live: fields.switch_or("sample_live", default.sample_live)?,
+    };
+    if config.differing > config.window {
+        let problem = format!("expected at most window ({})", config.window);
+        return Err(error(&fields.path_of("differing"), problem));
     }
+    fields.finish()?;
+    Ok(config)
+}
+
+fn explain(fields: &mut Fields<'_>) -> Result<ExplainConfig, ConfigError> {
+    let request_header = fields.header("request_header")?;
     let config = ExplainConfig { request_header, secret: fields.secret("secret")? };
     fields.finish()?;
     Ok(config)
@@ -465,6 +498,18 @@ mod tests {
             "passive_health.max_ms: expected at least base_ms (31000)",
         );
         check_error(
+            &with(r#","drift":{"window":65}"#),
+            "drift.window: expected a whole number from 1 to 64, found 65",
+        );
+        check_error(
+            &with(r#","drift":{"differing":9,"window":8}"#),
+            "drift.differing: expected at most window (8)",
+        );
+        check_error(
+            &with(r#","drift":{"sample_live":1}"#),
+            "drift.sample_live: expected true or false, found 1",
+        );
+        check_error(
             &with(r#","poll_interval_ms":1"#),
             "poll_interval_ms: expected a whole number from 50 to 60000, found 1",
         );
@@ -477,6 +522,10 @@ mod tests {
             );
         }
         assert!(Config::parse(with(r#","default_block_size":1"#).as_bytes()).is_ok());
+        check_error(
+            &with(r#","tenant_header":"a:b""#),
+            "tenant_header: expected a header name, found \"a:b\"",
+        );
         check_error(
             &with(r#","explain":{"request_header":"a b","secret":"s"}"#),
             "explain.request_header: expected a header name, found \"a b\"",

@@ -6,6 +6,7 @@ use crate::rules::{Engine, MediaRule, MediaRules, Rules};
 use crate::template::ContentFormat;
 use serde_json::{Map, Value};
 use std::sync::Arc;
+use xxhash_rust::xxh3::Xxh3;
 
 /// Most tokens of one item of media: more than a model's whole context is no item.
 const MAX_MEDIA_TOKENS: u32 = 1 << 20;
@@ -21,6 +22,25 @@ pub struct ModelConfig {
     pub prepared_path: String,
     /// How its engine reads prompts.
     pub rules: Arc<Rules>,
+    identity: u64,
+}
+
+impl ModelConfig {
+    /// Tells apart models for the verdicts of [`crate::drift`]: what was found by one file and its rules says nothing about
+    /// others.
+    pub fn identity(&self) -> u64 {
+        self.identity
+    }
+}
+
+/// See [`ModelConfig::identity`].
+fn identity(name: &str, cluster: &str, path: &str, rules: &Rules) -> u64 {
+    let mut hasher = Xxh3::new();
+    for part in [name, cluster, path, &format!("{rules:?}")] {
+        hasher.update(&(part.len() as u64).to_le_bytes());
+        hasher.update(part.as_bytes());
+    }
+    hasher.digest()
 }
 
 pub(super) fn model(fields: &mut Fields<'_>) -> Result<ModelConfig, ConfigError> {
@@ -36,7 +56,9 @@ pub(super) fn model(fields: &mut Fields<'_>) -> Result<ModelConfig, ConfigError>
     }
     prepared.finish()?;
     let rules = Arc::new(rules(fields)?);
-    Ok(ModelConfig { names, prepared_cluster, prepared_path, rules })
+    let name = names.first().map_or("", String::as_str);
+    let identity = identity(name, &prepared_cluster, &prepared_path, &rules);
+    Ok(ModelConfig { names, prepared_cluster, prepared_path, rules, identity })
 }
 
 fn rules(fields: &mut Fields<'_>) -> Result<Rules, ConfigError> {

@@ -5,9 +5,11 @@
 //! tokens. It never holds a chunk back and never judges the response.
 
 mod place;
+mod prompt_ids;
 mod reply;
 
 use crate::request::Api;
+use prompt_ids::PromptIds;
 
 /// One line of a stream, or one JSON body, is read up to this size: a response of any engine is
 /// far below it, and what is larger is passed on unread. It is read in one callback, some ten
@@ -46,6 +48,7 @@ pub struct Feedback {
     body: Body,
     began: bool,
     usage: Option<Usage>,
+    prompt_ids: PromptIds,
     answer: Answer,
     /// The answer's ids, where the response tells them, until there are too many.
     token_ids: Option<Vec<u32>>,
@@ -83,7 +86,17 @@ impl Feedback {
         };
         let answer = Answer::Text(String::new());
         let token_ids = Some(Vec::new());
-        Self { api, body, began: false, usage: None, answer, token_ids, was_read: false }
+        let prompt_ids = PromptIds::default();
+        Self {
+            api,
+            body,
+            began: false,
+            usage: None,
+            prompt_ids,
+            answer,
+            token_ids,
+            was_read: false,
+        }
     }
 
     /// Whether this response tells anything.
@@ -110,6 +123,11 @@ impl Feedback {
     /// The engine's account, once it has been read.
     pub fn usage(&self) -> Option<Usage> {
         self.usage
+    }
+
+    /// The engine's ids of the prompt, where the client asked for them.
+    pub fn prompt_ids(&self) -> Option<&[u32]> {
+        self.prompt_ids.found.as_deref()
     }
 
     /// The answer, when what the engine sampled is known.
@@ -171,6 +189,7 @@ impl Feedback {
     fn document(&mut self, json: &[u8]) {
         // `[DONE]` and comments end here too.
         let Some(found) = reply::read(self.api, json) else { return };
+        self.prompt_ids.look(json);
         match (found.usage, found.completion_tokens) {
             (Some(usage), _) => self.usage = Some(usage),
             (None, Some(count)) => {
@@ -265,6 +284,23 @@ mod tests {
             );
             assert_eq!(feedback.usage(), usage(40, Some(32), 2), "cut at {cut}");
         }
+    }
+
+    #[test]
+    fn the_engines_own_ids_of_the_prompt_are_found_in_the_first_events() {
+        let ids = r#""prompt_token_ids":[151644,872]"#;
+        let stream_of = |events: &[String]| {
+            let lines = events.iter().map(|event| format!("data: {event}\n\n"));
+            stream(Api::Chat, &lines.collect::<String>()).prompt_ids().map(<[u32]>::to_vec)
+        };
+        let (with, without) =
+            (format!(r#"{{"choices":[],{ids}}}"#), r#"{"choices":[]}"#.to_owned());
+        assert_eq!(stream_of(&[with.clone(), without.clone()]), Some(vec![151644, 872]));
+        assert_eq!(stream_of(&[without.clone(), with.clone()]), Some(vec![151644, 872]));
+        assert_eq!(stream_of(&[without.clone(), without.clone(), with]), None);
+        let whole = format!(r#"{{"choices":[{{"index":0,"text":"x",{ids}}}]}}"#);
+        let whole = read(Api::Completions, "application/json", &[whole.as_bytes()]);
+        assert_eq!(whole.prompt_ids(), Some(&[151644, 872][..]));
     }
 
     #[test]

@@ -190,6 +190,11 @@ impl PrefixIndex {
         self.shadows.keys().copied()
     }
 
+    /// Blocks that were ever recorded for the replica here, evicted ones included.
+    pub fn recorded_blocks(&self, replica: ReplicaId) -> u64 {
+        self.shadows.get(&replica).map_or(0, |shadow| shadow.recorded)
+    }
+
     /// Blocks that the replica is believed to hold.
     pub fn held_blocks(&self, replica: ReplicaId) -> usize {
         self.shadows.get(&replica).map_or(0, Shadow::len)

@@ -47,6 +47,8 @@ pub(super) struct Shadow {
     /// used since; stale entries are dropped when they surface.
     leaves: BinaryHeap<Reverse<(u64, NodeIndex)>>,
     pub(super) uses: u64,
+    /// Blocks that were ever inserted by records.
+    pub(super) recorded: u64,
 }
 
 impl Shadow {
@@ -58,6 +60,7 @@ impl Shadow {
             free: Vec::new(),
             leaves: BinaryHeap::new(),
             uses: 0,
+            recorded: 0,
         }
     }
 
@@ -101,6 +104,7 @@ impl Shadow {
             parent.children += 1;
         }
         let used = self.uses;
+        self.recorded += 1;
         self.put(Node { hash, tenant: Tenant::Block, parent, children: 0, used })
     }
 

@@ -72,36 +72,33 @@ const TEMPLATE: &str = "{% for m in messages %}<|start|>{{ m.role }}\n{{ m.conte
 const FORGETFUL: &str = "{% for m in messages %}<|start|>{{ m.role }}\n{% if loop.last %}{{ m.content }}{% else %}\
     {{ m.content.split('</think>')[-1] }}{% endif %}<|end|>\n{% endfor %}<|start|>assistant\n";
 
-/// A model of each kind.
-fn models() -> Vec<(&'static str, Model)> {
-    let model = |renderer, template, change: &dyn Fn(&mut Value)| {
-        let bytes = prepare_for(Some(renderer), &tokenizer(change), "{}", Some(template));
-        Model::load(bytes.expect("a prepared file")).expect("a model")
-    };
+const KINDS: [&str; 6] = ["plain", "forgetful", "replaced", "prepended", "first", "framed"];
+
+/// A model of one kind.
+fn model_of(kind: &str) -> Model {
     let space = json!({"type": "Replace", "pattern": {"String": " "}, "content": "\u{2581}"});
     let first = json!({"type": "Metaspace", "replacement": "\u{2581}", "prepend_scheme": "first", "split": true});
+    let prepend = json!({"type": "Prepend", "prepend": "\u{2581}"});
     let bos = json!({"type": "TemplateProcessing",
         "single": [{"SpecialToken": {"id": "<|start|>", "type_id": 0}}, {"Sequence": {"id": "A", "type_id": 0}},
             {"SpecialToken": {"id": "<|end|>", "type_id": 0}}],
-        "pair": [{"Sequence": {"id": "A", "type_id": 0}}, {"Sequence": {"id": "B", "type_id": 1}}], "special_tokens": {
+        "pair": [{"Sequence": {"id": "A", "type_id": 0}}, {"Sequence": {"id": "B", "type_id": 1}}],
+        "special_tokens": {
             "<|start|>": {"id": "<|start|>", "ids": [1000], "tokens": ["<|start|>"]},
             "<|end|>": {"id": "<|end|>", "ids": [1001], "tokens": ["<|end|>"]}}});
-    let jinja = RendererName::Jinja;
-    vec![
-        ("plain", model(jinja, TEMPLATE, &|_| {})),
-        ("forgetful", model(jinja, FORGETFUL, &|t| t["normalizer"] = json!({"type": "NFC"}))),
-        ("replaced", model(jinja, TEMPLATE, &|t| t["normalizer"] = space.clone())),
-        (
-            "prepended",
-            model(jinja, TEMPLATE, &|t| {
-                let prepend = json!({"type": "Prepend", "prepend": "\u{2581}"});
-                t["normalizer"] =
-                    json!({"type": "Sequence", "normalizers": [prepend, space.clone()]});
-            }),
-        ),
-        ("first", model(jinja, TEMPLATE, &|t| t["pre_tokenizer"] = first.clone())),
-        ("framed", model(jinja, TEMPLATE, &|t| t["post_processor"] = bos.clone())),
-    ]
+    let tokenizer = tokenizer(|tokenizer| match kind {
+        "forgetful" => tokenizer["normalizer"] = json!({"type": "NFC"}),
+        "replaced" => tokenizer["normalizer"] = space,
+        "prepended" => {
+            tokenizer["normalizer"] = json!({"type": "Sequence", "normalizers": [prepend, space]});
+        }
+        "first" => tokenizer["pre_tokenizer"] = first,
+        "framed" => tokenizer["post_processor"] = bos,
+        _ => {}
+    });
+    let template = if kind == "forgetful" { FORGETFUL } else { TEMPLATE };
+    let bytes = prepare_for(Some(RendererName::Jinja), &tokenizer, "{}", Some(template));
+    Model::load(bytes.expect("a prepared file")).expect("a model")
 }
 
 fn chains(salt: Option<&str>) -> Chains {
@@ -145,7 +142,7 @@ fn check(model: &Model, memo: &mut Memo, body: &Value, salt: Option<&str>) -> Op
 
 fn message(random: &mut Random, index: usize) -> Value {
     let role = if index.is_multiple_of(2) { "user" } else { "assistant" };
-    let bytes = [10, 300, 3_000, 9_000][random.below(4)];
+    let bytes = [10, 300, 3_000, 6_000][random.below(4)];
     let thought = ["", "", "ab cab</think>"][random.below(3)];
     json!({"role": role, "content": format!("{thought}{}", random.text(bytes))})
 }
@@ -176,23 +173,24 @@ fn body(random: &mut Random, known: &mut Vec<Vec<Value>>) -> Value {
 
 #[test]
 fn what_is_remembered_is_what_would_be_computed() {
-    for (name, model) in models() {
+    for name in KINDS {
+        let model = model_of(name);
         let mut random = Random(3);
         let mut memo = Memo::new(7, PLENTY);
         let mut known = Vec::new();
         let mut recalled = 0;
-        for round in 0..40 {
+        for round in 0..30 {
             let salt = ["x", "y"].get(random.below(4)).copied();
             let found = check(&model, &mut memo, &body(&mut random, &mut known), salt);
             recalled += usize::from(found.is_some_and(|tokens| tokens > 0));
             assert!(memo.bytes() <= PLENTY, "{name} {round}");
         }
-        assert!(recalled >= 5, "{name}: {recalled}");
+        assert!(recalled >= 3, "{name}: {recalled}");
     }
 }
 
 fn plain() -> Model {
-    models().remove(0).1
+    model_of("plain")
 }
 
 fn conversation(seed: u64, turns: usize) -> Vec<Value> {
@@ -222,6 +220,43 @@ fn the_next_turn_reads_what_is_new_and_little_more() {
     assert_eq!(check(&model, &mut memo, &json!({"messages": other}), None), Some(0));
 }
 
+/// Texts that are the same up to the end of a stretch, and no further.
+#[test]
+fn what_stands_behind_a_stretch_may_change_what_stands_before() {
+    let tails = [
+        ("<|end|>", "xyz", "xab"),
+        ("<|end|>xyz", "a", "b"),
+        ("wow", "a", " "),
+        ("wow", "é", "\u{2026}"),
+        ("[pad]", "  ", "ab"),
+        ("[pad]", "\u{2003}", "\u{2026}"),
+    ];
+    let model = plain();
+    for (token, one, other) in tails {
+        for missing in 0..14 {
+            let text = |tail: &str| {
+                let before = "<|start|>".to_owned() + &"a ".repeat(STRETCH);
+                let before = before.get(..STRETCH - missing).expect("ASCII");
+                json!({"prompt": format!("{before}{token}{tail}{}", " ab".repeat(STRETCH / 2))})
+            };
+            for (learned, asked) in [(one, other), (other, one)] {
+                let mut memo = Memo::new(7, PLENTY);
+                check(&model, &mut memo, &text(learned), None);
+                check(&model, &mut memo, &text(asked), None);
+            }
+        }
+    }
+}
+
+#[test]
+fn a_text_that_ends_long_after_its_last_token_can_be_gone_on_with() {
+    let (model, mut memo) = (plain(), Memo::new(7, PLENTY));
+    let text = "a".repeat(STRETCH) + "<|end|>" + &"ab ".repeat(STRETCH);
+    check(&model, &mut memo, &json!({"prompt": text}), None);
+    let longer = json!({"prompt": text + "ab <|end|> cab"});
+    assert_eq!(check(&model, &mut memo, &longer, None), Some(STRETCH));
+}
+
 #[test]
 fn salts_and_models_share_nothing() {
     let (model, mut memo) = (plain(), Memo::new(7, PLENTY));
@@ -229,7 +264,7 @@ fn salts_and_models_share_nothing() {
     assert_eq!(check(&model, &mut memo, &body, None), Some(0));
     assert_eq!(check(&model, &mut memo, &body, Some("x")), Some(0));
     assert!(check(&model, &mut memo, &body, Some("x")) > Some(0));
-    let (_, other) = models().remove(2);
+    let other = model_of("replaced");
     assert_eq!(check(&other, &mut memo, &body, Some("x")), Some(0));
 }
 

@@ -4,6 +4,7 @@ use super::driver::{Command, Event};
 use super::engine::RequestId;
 use super::prompt::{ApiError, Wish};
 use super::replica::Replica;
+use super::shapes::Told;
 use crate::request::Api;
 use axum::body::Bytes;
 use hyper::body::{Body, Frame};
@@ -73,6 +74,9 @@ impl Ticket {
             let event = self.events.recv().await.ok_or_else(engine_gone)?;
             self.take(event);
         }
+        if let Some(answer) = self.told().whole() {
+            return Ok(answer);
+        }
         let chat = self.wish.api == Api::Chat;
         let choices: Vec<Value> =
             self.choices.iter().enumerate().map(|(i, c)| self.choice(i, c)).collect();
@@ -127,6 +131,22 @@ impl Ticket {
         stream
     }
 
+    /// The answer so far, for APIs that have one prompt and one answer.
+    fn told(&self) -> Told<'_> {
+        let ids = self.choices.first().map_or(&[][..], |choice| &choice.tokens);
+        let (prompt_tokens, _) = self.token_counts();
+        Told {
+            api: self.wish.api,
+            name: &self.name,
+            model: &self.wish.model,
+            prompt_tokens,
+            cached_tokens: self.cached_tokens,
+            created_cache_tokens: self.new_blocks_tokens(),
+            ids,
+            text: ids.iter().map(|id| self.replica.speech.text(*id)).collect(),
+        }
+    }
+
     fn is_finished(&self) -> bool {
         self.choices.iter().all(|choice| choice.finished)
     }
@@ -175,10 +195,13 @@ impl Ticket {
 
     /// New full blocks of the prompt that were written to the cache.
     fn created_cache_tokens(&self) -> Option<usize> {
+        (self.wish.api == Api::Chat).then(|| self.new_blocks_tokens())
+    }
+
+    fn new_blocks_tokens(&self) -> usize {
         let block_size = self.replica.identity.block_size;
         let (prompt, _) = self.token_counts();
-        (self.wish.api == Api::Chat)
-            .then(|| (prompt / block_size * block_size).saturating_sub(self.cached_tokens))
+        (prompt / block_size * block_size).saturating_sub(self.cached_tokens)
     }
 
     fn usage_of_whole(&self) -> Value {
@@ -231,7 +254,25 @@ impl Stream {
             write!(self.text, ",\"prompt_token_ids\":{},\"prompt_text\":null}}\n\n", json!(ids));
     }
 
+    /// A token of an API that is neither chat nor completions.
+    fn other_token(&mut self, event: Event) {
+        if self.sent_tokens == 0 {
+            self.ticket.told().begin(&mut self.text);
+        }
+        let (text, id) = (self.ticket.replica.speech.text(event.token).to_owned(), event.token);
+        self.ticket.take(event);
+        self.sent_tokens += 1;
+        self.ticket.told().token(&text, id, &mut self.text);
+        if self.ticket.is_finished() {
+            self.ticket.told().end(&mut self.text);
+            self.done = true;
+        }
+    }
+
     fn token(&mut self, event: Event) {
+        if !matches!(self.ticket.wish.api, Api::Chat | Api::Completions) {
+            return self.other_token(event);
+        }
         self.role(event.choice);
         self.ticket.take(event);
         self.sent_tokens += 1;

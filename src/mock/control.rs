@@ -2,6 +2,7 @@
 //!
 //! The wishes only: the server carries them out, and the engine underneath knows of none.
 
+use super::replica::Skew;
 use serde_json::Value;
 use std::time::Duration;
 
@@ -29,6 +30,8 @@ pub struct Control {
     pub health: Option<u16>,
     /// What `/metrics` answers.
     pub metrics: MetricsMode,
+    /// How its tokens differ from the truth from now on, in `/tokenize`, too.
+    pub skew: Option<Skew>,
 }
 
 /// An error to answer with.
@@ -77,7 +80,7 @@ pub enum MetricsMode {
 impl Control {
     /// Changes what `wish`, an object, names; `{"reset": true}` takes everything back first. Other
     /// keys: `fail: {status, count?}`, `slow_ms`, `hang`, `refuse`, `refuse_ms` (which the server times), `cut_after`, `poison`, `freeze`, `early_role`,
-    /// `health`, `metrics`; null takes one back.
+    /// `health`, `metrics`, `skew` (`extra` or `ids`); null takes one back.
     ///
     /// # Errors
     /// With the name of a key that is unknown or has a value of another type. Nothing is changed.
@@ -122,6 +125,7 @@ impl Control {
             "early_role" => self.early_role = flag()?,
             "health" => self.health = optional(value, |v| u16::try_from(v.as_u64()?).ok())?,
             "metrics" => self.metrics = optional(value, MetricsMode::read)?.unwrap_or_default(),
+            "skew" => self.skew = optional(value, Skew::read)?,
             "reset" | "refuse_ms" => {
                 value.is_boolean().then_some(()).or(value.as_u64().map(drop))?
             }

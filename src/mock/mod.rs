@@ -18,6 +18,7 @@ pub mod exposition;
 pub mod prompt;
 pub mod replica;
 pub mod server;
+mod shapes;
 pub mod speech;
 
 pub use replica::{Replica, ReplicaConfig, Skew};

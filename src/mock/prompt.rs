@@ -95,7 +95,7 @@ pub fn read(replica: &Replica, api: Api, bytes: &[u8]) -> Result<Wish, ApiError>
     let model = served_name(replica, &body)?;
     let salt = salt(&body)?;
     let mut prompts = prompts(replica, api, &body, bytes)?;
-    if let Some(skew) = replica.config.skew {
+    if let Some(skew) = replica.skew() {
         prompts = prompts.into_iter().map(|prompt| skew.apply(prompt)).collect();
     }
     let longest = prompts.iter().map(Vec::len).max().unwrap_or(0);
@@ -127,7 +127,7 @@ pub fn tokenize(replica: &Replica, bytes: &[u8]) -> Result<Vec<u32>, ApiError> {
     let body = object(bytes)?;
     let api = if body.contains_key("messages") { Api::Chat } else { Api::Completions };
     let prompt = prompts(replica, api, &body, bytes)?.into_iter().next().unwrap_or_default();
-    Ok(replica.config.skew.map_or(prompt.clone(), |skew| skew.apply(prompt)))
+    Ok(replica.skew().map_or(prompt.clone(), |skew| skew.apply(prompt)))
 }
 
 fn served_name(replica: &Replica, body: &Map<String, Value>) -> Result<String, ApiError> {
@@ -176,7 +176,10 @@ fn max_tokens(
     let limit = replica.config.max_model_len;
     // Completions default to 16 in the engine, too.
     let default = if api == Api::Chat { replica.config.default_max_tokens } else { 16 };
-    let wanted = number(body, "max_completion_tokens").or_else(|| number(body, "max_tokens"));
+    let default = if answers(api) { default } else { 1 };
+    let names = ["max_completion_tokens", "max_output_tokens", "max_tokens"];
+    let sampling = body.get("sampling_params").and_then(Value::as_object);
+    let wanted = names.into_iter().find_map(|name| number(sampling.unwrap_or(body), name));
     if let Some(wanted) = wanted.filter(|wanted| *wanted > limit) {
         return Err(ApiError::bad_request(
             "max_tokens",
@@ -203,6 +206,12 @@ fn max_tokens(
     Ok(output)
 }
 
+/// Whether the API answers a prompt at all.
+fn answers(api: Api) -> bool {
+    use Api::{Chat, ChatBatch, Completions, Generate, Messages, Responses};
+    matches!(api, Chat | ChatBatch | Completions | Generate | Messages | Responses)
+}
+
 fn number(body: &Map<String, Value>, key: &str) -> Option<usize> {
     body.get(key).and_then(Value::as_u64).and_then(|value| usize::try_from(value).ok())
 }
@@ -213,8 +222,10 @@ fn prompts(
     body: &Map<String, Value>,
     bytes: &[u8],
 ) -> Result<Vec<Vec<u32>>, ApiError> {
-    if api == Api::Chat {
-        return chat(replica, body, bytes).map(|prompt| vec![prompt]);
+    match api {
+        Api::Chat => return chat(replica, body, bytes).map(|prompt| vec![prompt]),
+        Api::Completions => {}
+        _ => return first(replica, api, bytes).map(|prompt| vec![prompt]),
     }
     let missing =
         || ApiError::bad_request("prompt", "prompt: expected text, token ids or a list of either");
@@ -232,6 +243,14 @@ fn prompts(
         Some(prompt) => one(prompt).map(|prompt| vec![prompt]),
         None => Err(missing()),
     }
+}
+
+/// The first prompt of any API, which only a mock with a model can read.
+fn first(replica: &Replica, api: Api, bytes: &[u8]) -> Result<Vec<u32>, ApiError> {
+    let refuse = |error: String| ApiError::bad_request("input", error);
+    let model = replica.config.model.as_ref().ok_or_else(|| refuse("no model".to_owned()))?;
+    let prompt = request::parse(api, bytes).map_err(|error| refuse(error.to_string()))?;
+    model.token_ids(&prompt, unix_time() as u64).map_err(|error| refuse(format!("{error:?}")))
 }
 
 fn token_ids(ids: &[Value]) -> Option<Vec<u32>> {

@@ -8,6 +8,7 @@ use super::engine::{EngineConfig, RequestId};
 use super::exposition::{Identity, MetricNames, Published};
 use super::speech::Speech;
 use crate::model::Model;
+use serde_json::Value;
 use std::collections::VecDeque;
 use std::sync::atomic::{AtomicU64, AtomicUsize, Ordering};
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
@@ -44,6 +45,8 @@ pub enum Skew {
     Extra,
     /// All ids differ, no count does: only `cached_tokens` can tell.
     Ids,
+    /// One id stands for the other everywhere, as in a vocabulary that has two words mixed up.
+    Swapped(u32, u32),
 }
 
 impl Default for ReplicaConfig {
@@ -63,11 +66,28 @@ impl Default for ReplicaConfig {
 }
 
 impl Skew {
+    /// By its name.
+    pub(super) fn read(value: &Value) -> Option<Self> {
+        match value.as_str()? {
+            "extra" => Some(Self::Extra),
+            "ids" => Some(Self::Ids),
+            // A pair needs no name: tests set it themselves.
+            _ => None,
+        }
+    }
+
     /// The prompt as the skewed replica has it.
     pub fn apply(self, mut prompt: Vec<u32>) -> Vec<u32> {
         match self {
             Self::Extra => prompt.insert(0, 1),
             Self::Ids => prompt.iter_mut().for_each(|id| *id = id.wrapping_add(1)),
+            Self::Swapped(one, other) => prompt.iter_mut().for_each(|id| {
+                *id = match *id {
+                    id if id == one => other,
+                    id if id == other => one,
+                    id => id,
+                };
+            }),
         }
         prompt
     }
@@ -146,6 +166,11 @@ impl Replica {
     /// What the engine showed at its latest step's end.
     pub fn published(&self) -> MutexGuard<'_, Published> {
         self.published.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+
+    /// How its tokens differ from the truth now.
+    pub(super) fn skew(&self) -> Option<Skew> {
+        self.control().skew.or(self.config.skew)
     }
 
     /// A copy of its present faults.

@@ -36,12 +36,34 @@ const HUGE_METRICS: usize = 8 << 20;
 
 type Shared = State<Arc<Replica>>;
 
+/// The APIs that it serves. Of a batch that is no completion it serves the first prompt.
+const APIS: [Api; 10] = [
+    Api::Chat,
+    Api::Completions,
+    Api::Responses,
+    Api::Messages,
+    Api::Generate,
+    Api::Embeddings,
+    Api::Pooling,
+    Api::Classify,
+    Api::Score,
+    Api::Rerank,
+];
+
 /// All routes of a replica.
 pub fn router(replica: Arc<Replica>) -> Router {
     let observed = middleware::from_fn_with_state(Arc::clone(&replica), observe);
-    Router::new()
-        .route("/v1/chat/completions", post(chat))
-        .route("/v1/completions", post(completions))
+    let mut prompts = Router::new();
+    for (api, path) in
+        APIS.into_iter().flat_map(|api| api.paths().iter().map(move |path| (api, path)))
+    {
+        let answer = async move |State(replica): Shared, headers: HeaderMap, body: Bytes| {
+            let answer = generate(replica, api, headers, body).await;
+            answer.unwrap_or_else(IntoResponse::into_response)
+        };
+        prompts = prompts.route(path, post(answer));
+    }
+    prompts
         .route("/v1/models", get(models))
         .route("/tokenize", post(tokenize))
         .route("/health", get(health))
@@ -83,16 +105,6 @@ async fn observe(State(replica): Shared, request: HttpRequest, next: Next) -> Re
         response.headers_mut().insert("x-mock-replica", name);
     }
     response
-}
-
-async fn chat(State(replica): Shared, headers: HeaderMap, body: Bytes) -> Response {
-    generate(replica, Api::Chat, headers, body).await.unwrap_or_else(IntoResponse::into_response)
-}
-
-async fn completions(State(replica): Shared, headers: HeaderMap, body: Bytes) -> Response {
-    generate(replica, Api::Completions, headers, body)
-        .await
-        .unwrap_or_else(IntoResponse::into_response)
 }
 
 async fn generate(
@@ -158,7 +170,11 @@ fn submit(replica: Arc<Replica>, wish: Wish, headers: &HeaderMap, arrived: Insta
         // If the engine is gone, the listener is dropped, and the answer says so.
         let _ = replica.commands.send(Command::Submit(request, listener));
     }
-    let prefix = if wish.api == Api::Chat { "chatcmpl" } else { "cmpl" };
+    let prefix = match wish.api {
+        Api::Completions => "cmpl",
+        Api::Responses => "resp",
+        _ => "chatcmpl",
+    };
     let given = headers.get("x-request-id").and_then(|value| value.to_str().ok());
     let name = given.map_or_else(|| replica.answer_name(ids.first()), str::to_owned);
     let name = format!("{prefix}-{name}");

@@ -14,6 +14,7 @@ pub mod strikes;
 
 use crate::tokens::blocks::BlockSize;
 use hashbrown::HashMap;
+use models::Served;
 use std::time::Duration;
 
 /// A replica's identity for as long as its cache can be the same one.
@@ -94,8 +95,8 @@ pub struct Replica {
     pub capacity_blocks: Option<u32>,
     /// `process_start_time_seconds`, as it tells a restart.
     pub started_at: Option<f64>,
-    /// Names under which it serves models; `None` until it said so.
-    pub models: Option<Vec<String>>,
+    /// The models that it serves; `None` until it said so.
+    pub models: Option<Vec<Served>>,
 }
 
 impl Replica {
@@ -119,7 +120,7 @@ impl Replica {
     /// Whether it serves the model with these names; `None` until it has listed its models.
     pub fn serves(&self, names: &[String]) -> Option<bool> {
         let models = self.models.as_ref()?;
-        Some(models.iter().any(|model| names.contains(model)))
+        Some(models.iter().any(|model| names.contains(&model.name)))
     }
 
     /// The report, unless it is older than `stale_after`.
@@ -280,8 +281,8 @@ impl ReplicaTable {
         restarted
     }
 
-    /// Takes in the names from `/v1/models`.
-    pub fn set_models(&mut self, slot: u32, models: Vec<String>) {
+    /// Takes in the models from `/v1/models`.
+    pub fn set_models(&mut self, slot: u32, models: Vec<Served>) {
         let replica = self.slots.get_mut(slot as usize).and_then(|slot| slot.replica.as_mut());
         if let Some(replica) = replica {
             replica.models = Some(models);
@@ -393,7 +394,7 @@ mod tests {
             ..started(1.0)
         };
         table.set_report(0, &full, 0, Moment(5));
-        table.set_models(0, vec!["m".to_owned()]);
+        table.set_models(0, vec![Served::named("m")]);
         table.set_report(0, &started(0.5), 0, Moment(9));
         let replica = table.at(0).unwrap();
         assert_eq!((replica.load, replica.block_size), (None, None), "a clock that went back, too");

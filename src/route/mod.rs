@@ -397,6 +397,7 @@ fn reason(
 #[cfg(test)]
 mod tests {
     use super::*;
+    use crate::replicas::models::Served;
     use crate::replicas::strikes::{PassiveHealth, Proof};
     use crate::replicas::{Load, Member};
     use crate::tokens::blocks::Chains;
@@ -614,8 +615,8 @@ mod tests {
     #[test]
     fn replicas_of_another_model_are_left_out() {
         let mut fleet = fleet(2);
-        fleet.slot(0, |replica| replica.models = Some(vec!["other".to_owned()]));
-        fleet.slot(1, |replica| replica.models = Some(vec!["mine".to_owned()]));
+        fleet.slot(0, |replica| replica.models = Some(vec![Served::named("other")]));
+        fleet.slot(1, |replica| replica.models = Some(vec![Served::named("mine")]));
         let (table, index, charges) = (&fleet.table, &fleet.index, &fleet.charges);
         let strikes = &fleet.strikes;
         let view = View { table, index, charges, strikes, now: fleet.now };
@@ -654,9 +655,9 @@ mod tests {
             decide(&fleet.config, &view, &question).ranked.len()
         };
         assert_eq!(ask(&fleet), 3);
-        fleet.slot(0, |replica| replica.models = Some(vec!["mine".to_owned()]));
+        fleet.slot(0, |replica| replica.models = Some(vec![Served::named("mine")]));
         assert_eq!(ask(&fleet), 1);
-        fleet.slot(0, |replica| replica.models = Some(vec!["other".to_owned()]));
+        fleet.slot(0, |replica| replica.models = Some(vec![Served::named("other")]));
         assert_eq!(ask(&fleet), 2);
     }
 

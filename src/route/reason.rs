@@ -17,6 +17,8 @@ pub enum Reason {
     PrefixBusy,
     /// Under one block, so nothing can be cached: to the least costly.
     ShortPrompt,
+    /// By load: prompts of this kind seem to differ from the engine's, and are not matched until they do not.
+    PromptDistrusted,
     /// By load: the model's tokenizer is not loaded yet in this VM.
     TokenizerLoading,
     /// By load: the model's tokenizer could not be fetched or read.
@@ -65,11 +67,12 @@ pub enum Reason {
 
 impl Reason {
     /// All reasons, in the order of their declaration.
-    pub const ALL: [Self; 26] = [
+    pub const ALL: [Self; 27] = [
         Self::Prefix,
         Self::Cold,
         Self::PrefixBusy,
         Self::ShortPrompt,
+        Self::PromptDistrusted,
         Self::TokenizerLoading,
         Self::TokenizerUnavailable,
         Self::UnknownModel,
@@ -101,6 +104,7 @@ impl Reason {
             Self::Cold => "cold",
             Self::PrefixBusy => "prefix_busy",
             Self::ShortPrompt => "short_prompt",
+            Self::PromptDistrusted => "prompt_distrusted",
             Self::TokenizerLoading => "tokenizer_loading",
             Self::TokenizerUnavailable => "tokenizer_unavailable",
             Self::UnknownModel => "unknown_model",

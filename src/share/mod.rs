@@ -2,7 +2,7 @@
 //!
 //! Shared data is a map of byte strings behind one mutex, copied on every read and write, with no
 //! delete and no listing. So the keys are few and reused: numbered VM slots with a log each, one
-//! lease and one table per configuration. Formats are pure functions from and to bytes; the
+//! lease, one table and one list of verdicts per configuration. Formats are pure functions from and to bytes; the
 //! protocols around them run on a [`store::Store`], which the shell implements and tests imitate.
 //!
 //! Nothing here trusts what it reads. Every value starts with the same [`Header`]; whatever does
@@ -10,6 +10,7 @@
 
 pub mod bytes;
 mod catch_up;
+pub mod drift;
 pub mod lease;
 pub mod link;
 pub mod log;
@@ -35,7 +36,7 @@ use bytes::{Reader, Writer};
 
 /// Changes whenever any value's bytes change their meaning, so that two versions of the filter
 /// under one `vm_id` never read each other.
-pub const LAYOUT: u16 = 3;
+pub const LAYOUT: u16 = 4;
 
 const MAGIC: u32 = u32::from_le_bytes(*b"WPSD");
 
@@ -57,6 +58,10 @@ fn table_key(fingerprint: u64) -> String {
 
 fn table_marks_key(fingerprint: u64) -> String {
     format!("warmpath/table-marks/{fingerprint:016x}")
+}
+
+fn drift_key(fingerprint: u64) -> String {
+    format!("warmpath/drift/{fingerprint:016x}")
 }
 
 const SNAPSHOT_KEY: &str = "warmpath/snapshot";
@@ -84,6 +89,8 @@ pub enum Kind {
     Snapshot = 5,
     /// A part of a [`snapshot`]
     Chunk = 6,
+    /// [`drift`]
+    Drift = 7,
 }
 
 /// The first bytes of every value.

@@ -5,6 +5,7 @@
 use super::bytes::{Reader, Writer};
 use super::store::{Store, get_or_create};
 use super::{Header, Kind, table_key, table_marks_key};
+use crate::replicas::models::Served;
 use crate::replicas::{Health, Load, MAX_REPLICAS, Moment, Replica, ReplicaId, ReplicaTable};
 
 /// What orders tables among others: later is greater.
@@ -199,7 +200,11 @@ fn write_replica(writer: &mut Writer, replica: &Replica) {
     writer.option(replica.capacity_blocks, Writer::u32);
     writer.option(replica.started_at, Writer::f64);
     writer.option(replica.models.as_ref(), |writer, models| {
-        writer.list(models.iter(), |writer, model| writer.text(model));
+        writer.list(models.iter(), |writer, model| {
+            writer.text(&model.name);
+            writer.u64(model.root);
+            writer.u64(model.parent);
+        });
     });
 }
 
@@ -227,7 +232,12 @@ fn read_replica(reader: &mut Reader<'_>, id: ReplicaId) -> Option<Replica> {
         block_size: reader.option(|reader| reader.u32()?.try_into().ok())?,
         capacity_blocks: reader.option(Reader::u32)?,
         started_at: reader.option(Reader::f64)?,
-        models: reader.option(|reader| reader.list(|reader| reader.text().map(str::to_owned)))?,
+        models: reader.option(|reader| {
+            reader.list(|reader| {
+                let name = reader.text()?.to_owned();
+                Some(Served { name, root: reader.u64()?, parent: reader.u64()? })
+            })
+        })?,
     })
 }
 
@@ -259,7 +269,7 @@ mod tests {
             ..Report::default()
         };
         table.set_report(1, &report, 3, Moment(7));
-        table.set_models(1, vec!["m".to_owned()]);
+        table.set_models(1, vec![Served { root: 5, parent: 6, ..Served::named("m") }]);
         Published { marks: Marks { epoch: 2, leader: 5, version: 9 }, table }
     }
 

@@ -70,15 +70,7 @@ impl Calls {
         timeout: Duration,
     ) -> bool {
         let path = if matches!(call, Call::Metrics(..)) { "/metrics" } else { "/v1/models" };
-        let ip = address.rsplit_once(':').map_or(address, |(ip, _)| ip);
-        let asked = poll.port.map(|port| format!("{ip}:{port}"));
-        let asked = asked.as_deref().unwrap_or(address);
-        let authority = poll.authority.as_deref().unwrap_or(asked);
-        let key = poll.api_key.as_ref().map(|key| format!("Bearer {}", key.reveal()));
-        let mut headers = vec![(ROUTING_HEADER, asked)];
-        headers.extend(key.as_deref().map(|key| ("authorization", key)));
-        let token = host::call(&poll.cluster, authority, path, &headers, timeout);
-        self.begin(token, call.clone())
+        self.begin(ask(poll, address, path, None, timeout), call.clone())
     }
 
     fn begin(&mut self, token: Option<u32>, call: Call) -> bool {
@@ -109,5 +101,26 @@ impl Calls {
     /// Takes it that none of them will be answered.
     pub fn forget(&mut self) {
         self.0.clear();
+    }
+}
+
+/// Asks one replica, with a body or without. The call's number; `None` when Envoy does not.
+pub fn ask(
+    poll: &PollConfig,
+    address: &str,
+    path: &str,
+    body: Option<&[u8]>,
+    timeout: Duration,
+) -> Option<u32> {
+    let ip = address.rsplit_once(':').map_or(address, |(ip, _)| ip);
+    let asked = poll.port.map(|port| format!("{ip}:{port}"));
+    let asked = asked.as_deref().unwrap_or(address);
+    let authority = poll.authority.as_deref().unwrap_or(asked);
+    let key = poll.api_key.as_ref().map(|key| format!("Bearer {}", key.reveal()));
+    let mut headers = vec![(ROUTING_HEADER, asked)];
+    headers.extend(key.as_deref().map(|key| ("authorization", key)));
+    match body {
+        Some(body) => host::post(&poll.cluster, authority, path, &headers, body, timeout),
+        None => host::call(&poll.cluster, authority, path, &headers, timeout),
     }
 }

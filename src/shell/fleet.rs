@@ -5,10 +5,13 @@
 //! a set each would be multiplied by every update. It knows no tokenizer: those are a root's own.
 
 use super::link::{self, Link};
+use super::models::Models;
+use super::oracle::Oracle;
 use super::poller::Poller;
 use super::reading::memo_bytes;
 use super::root::TICK;
 use super::seat::Seat;
+use super::trust::Trust;
 use super::{host, meters};
 use crate::config::Config;
 use crate::metrics;
@@ -27,6 +30,8 @@ pub struct Fleet {
     /// The latest of the roots' configurations: polling goes by it.
     config: Rc<Config>,
     pub link: Link,
+    pub trust: Trust,
+    pub oracle: Oracle,
     poller: Poller,
     seat: Rc<Seat>,
     /// Roots that have not ended.
@@ -63,9 +68,13 @@ impl Fleet {
         let seat = Rc::new(Seat::new(&config));
         let link = link::link(&config);
         let poller = Poller::new(Rc::clone(&config), Rc::clone(&seat), link.vm());
+        let trust = Trust::new(Rc::clone(&config), link.vm());
+        let oracle = Oracle::new(Rc::clone(&config), link.vm());
         Self {
             config,
             link,
+            trust,
+            oracle,
             poller,
             seat,
             roots: 1,
@@ -87,6 +96,8 @@ impl Fleet {
         self.seat = Rc::new(Seat::new(config));
         self.link.reconfigure(link::config(config));
         self.poller.reconfigure(Rc::clone(config), Rc::clone(&self.seat));
+        self.trust.reconfigure(Rc::clone(config));
+        self.oracle.reconfigure(Rc::clone(config));
         true
     }
 
@@ -120,13 +131,20 @@ impl Fleet {
         self.has_traffic = Seat::vm_has_traffic(self.has_traffic);
         self.link.tick(now);
         self.link.count();
-        self.poller.tick(&mut self.link, now, self.has_traffic);
+        self.trust.tick(now);
+        self.poller.tick(&mut self.link, &self.trust, now, self.has_traffic);
         self.tell_memory(self.link.slot().filter(|_| self.seat.is_newest()));
     }
 
-    /// Takes in the answer to a call. Returns false when the call was not the poller's.
+    /// Has replicas asked for the ids of prompts, by a VM that has the latest root's models.
+    pub fn ask_oracle(&mut self, models: &Models, now: Moment) {
+        self.oracle.tick(&self.link, models, now);
+    }
+
+    /// Takes in the answer to a call. Returns false when the call was a model's.
     pub fn answer(&mut self, token: u32, num_headers: usize, body_size: usize) -> bool {
         self.poller.answer(&mut self.link, token, num_headers, body_size)
+            || self.oracle.answer(&mut self.trust, token, num_headers, body_size)
     }
 
     /// Of a VM's fleets one tells its memory, under its own slot.
@@ -146,6 +164,7 @@ impl Fleet {
     /// A root ends, and the answers to its calls with it. The last one leaves to other VMs what was done for them.
     pub fn leave(&mut self) {
         self.poller.forget_calls();
+        self.oracle.forget_calls();
         self.roots = self.roots.saturating_sub(1);
         if self.roots > 0 {
             return;

@@ -7,8 +7,10 @@
 use super::link::Link;
 use super::meters;
 use super::seat::Seat;
+use super::trust::Trust;
 use crate::charge::Charges;
 use crate::config::Config;
+use crate::drift::Kind;
 use crate::metrics::{self, Metric};
 use crate::replicas::strikes::Strikes;
 use crate::replicas::{Health, Moment, Replica, ReplicaId, ReplicaTable};
@@ -16,12 +18,13 @@ use hashbrown::HashMap;
 use std::rc::Rc;
 
 /// Every gauge of one replica.
-const OF_REPLICA: [&Metric; 9] = [
+const OF_REPLICA: [&Metric; 10] = [
     &metrics::REPLICA_IN_FLIGHT,
     &metrics::REPLICA_UNFINISHED,
     &metrics::REPLICA_SUSPENDED,
     &metrics::REPLICA_SHADOW,
     &metrics::REPLICA_CAPACITY,
+    &metrics::REPLICA_BLOCK_SIZE,
     &metrics::REPLICA_RUNNING,
     &metrics::REPLICA_WAITING,
     &metrics::REPLICA_REPORT_AGE,
@@ -150,6 +153,20 @@ impl Gauges {
         }
     }
 
+    /// Tells which prompts are matched.
+    pub fn report_trust(&self, trust: &Trust) {
+        if !self.seat.is_newest() {
+            return;
+        }
+        for model in &self.config.models {
+            let name = model.names.first().map_or("", String::as_str);
+            for kind in Kind::ALL {
+                let is_trusted = trust.is_trusted(model.identity(), kind);
+                meters::record(&metrics::MODEL_TRUSTED, &[name, kind.as_str()], is_trusted.into());
+            }
+        }
+    }
+
     /// The root ends: what it set is taken back where nobody else sets it any more.
     pub fn end(&mut self) {
         for (cluster, address) in std::mem::take(&mut self.reported) {
@@ -191,6 +208,9 @@ fn report_replica(
     let held = link.index().held_blocks(replica.id) as u64;
     meters::record(&metrics::REPLICA_SHADOW, &labels, held);
     meters::record(&metrics::REPLICA_CAPACITY, &labels, link.capacity(replica.id) as u64);
+    if let Some(size) = replica.block_size {
+        meters::record(&metrics::REPLICA_BLOCK_SIZE, &labels, size.get().into());
+    }
     let Some(load) = replica.load else { return };
     meters::record(&metrics::REPLICA_RUNNING, &labels, load.running.into());
     meters::record(&metrics::REPLICA_WAITING, &labels, load.waiting.into());

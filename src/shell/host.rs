@@ -151,6 +151,21 @@ pub fn call(
     hostcalls::dispatch_http_call(cluster, all, None, Vec::new(), timeout).ok()
 }
 
+/// As [`call`], with a body of JSON.
+pub fn post(
+    cluster: &str,
+    authority: &str,
+    path: &str,
+    headers: &[(&str, &str)],
+    body: &[u8],
+    timeout: Duration,
+) -> Option<u32> {
+    let mut all = vec![(":method", "POST"), (":path", path), (":authority", authority)];
+    all.push(("content-type", "application/json"));
+    all.extend_from_slice(headers);
+    hostcalls::dispatch_http_call(cluster, all, Some(body), Vec::new(), timeout).ok()
+}
+
 /// Says something that is neither a warning nor an error.
 pub fn log_info(message: &str) {
     let _logged = hostcalls::log(LogLevel::Info, message);

@@ -44,6 +44,8 @@ pub struct Stream {
     wants_explain: bool,
     status: Option<u16>,
     feedback: Option<Feedback>,
+    /// What there is to log once the request's headers can be read again.
+    notice: Option<String>,
 }
 
 impl Stream {
@@ -56,6 +58,7 @@ impl Stream {
             wants_explain: false,
             status: None,
             feedback: None,
+            notice: None,
         }
     }
 
@@ -312,8 +315,26 @@ impl Stream {
             return;
         };
         let (status, feedback) = (self.status, self.feedback.take());
-        self.with(|shared| routed.end(shared, status, feedback.as_ref()));
+        let notice = self.with(|shared| routed.end(shared, status, feedback.as_ref()));
+        self.notice = notice.flatten();
     }
+
+    /// Tells what was found, with the id by which others know the request.
+    fn tell(&mut self) {
+        if let Some(notice) = self.notice.take() {
+            let id = text(host::request_header("x-request-id")).unwrap_or_default();
+            log::warn!("{notice}; x-request-id={}", harmless(&id));
+        }
+    }
+}
+
+/// Longer ids are cut in the log.
+const MAX_ID_CHARS: usize = 64;
+
+/// A client's text as far as it can be in a log: without what might end a line, or look like another one.
+fn harmless(id: &str) -> String {
+    let is_plain = |c: &char| c.is_ascii_alphanumeric() || "-_.".contains(*c);
+    id.chars().filter(is_plain).take(MAX_ID_CHARS).collect()
 }
 
 /// A header's value. One that is no UTF-8 says nothing to us.
@@ -361,6 +382,7 @@ impl HttpContext for Stream {
                 self.unrouted(Reason::ClientLeft);
             }
             self.end();
+            self.tell();
         });
     }
 }

@@ -13,6 +13,7 @@ mod kept;
 mod link;
 mod meters;
 mod models;
+mod oracle;
 mod poller;
 mod reading;
 mod root;
@@ -20,6 +21,7 @@ mod routed;
 mod seat;
 #[cfg(feature = "trap")]
 mod trap;
+mod trust;
 mod wasi;
 
 #[cfg(not(feature = "trap"))]

@@ -53,6 +53,8 @@ struct Entry {
     config: ModelConfig,
     state: State,
     failed: bool,
+    /// Whether it has been told that this model is loaded.
+    told: bool,
 }
 
 /// See the module.
@@ -68,6 +70,7 @@ impl Models {
             config: config.clone(),
             state: State::Waiting(Moment::default()),
             failed: false,
+            told: false,
         };
         Self {
             entries: config.models.iter().map(entry).collect(),
@@ -90,8 +93,13 @@ impl Models {
         self.entries.iter().all(|entry| matches!(entry.state, State::Ready(_)))
     }
 
-    /// Goes on loading, if it is this VM's turn.
-    pub fn tick(&mut self, now: Moment) {
+    /// Goes on loading, if it is this VM's turn. What has been loaded since the last call, and whether it has a template.
+    pub fn tick(&mut self, now: Moment) -> Vec<(u64, bool)> {
+        self.go_on(now);
+        self.entries.iter_mut().filter_map(Entry::news).collect()
+    }
+
+    fn go_on(&mut self, now: Moment) {
         for entry in &mut self.entries {
             entry.take_loaded();
         }
@@ -139,6 +147,13 @@ impl Models {
 impl Entry {
     fn name(&self) -> &str {
         self.config.names.first().map_or("", String::as_str)
+    }
+
+    /// What there is to tell of a model that has been loaded, once.
+    fn news(&mut self) -> Option<(u64, bool)> {
+        let State::Ready(model) = &self.state else { return None };
+        let is_news = !std::mem::replace(&mut self.told, true);
+        is_news.then(|| (self.config.identity(), model.has_template()))
     }
 
     /// Whether there is something to do for this model.

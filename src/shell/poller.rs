@@ -11,6 +11,7 @@ use super::calls::{self, Call, Calls};
 use super::gauges::{Findings, Gauges, Topology};
 use super::link::{self, Link, SharedLease};
 use super::seat::Seat;
+use super::trust::Trust;
 use super::{host, meters};
 use crate::config::{Config, Membership};
 use crate::metrics;
@@ -111,7 +112,7 @@ impl Poller {
     }
 
     /// Holds the lease if it may, and if so asks who is due and publishes what changed.
-    pub fn tick(&mut self, link: &mut Link, now: Moment, has_traffic: bool) {
+    pub fn tick(&mut self, link: &mut Link, trust: &Trust, now: Moment, has_traffic: bool) {
         let grace = if has_traffic { LEASE_GRACE } else { Duration::ZERO };
         let held = self.lease.hold(now, grace, self.taken);
         if held.is_some() && held != self.held {
@@ -129,6 +130,7 @@ impl Poller {
         }
         self.leading = confirmed;
         self.gauges.report(link, &self.table, &mut self.findings, now);
+        self.gauges.report_trust(trust);
     }
 
     fn give_up(&mut self, now: Moment) {
@@ -366,7 +368,7 @@ impl Poller {
     }
 
     fn take_models(&mut self, id: ReplicaId, body: &[u8]) -> Option<&'static str> {
-        let models = models::names(body)?;
+        let models = models::served(body)?;
         if self.table.by_id(id).is_some() {
             self.table.set_models(id.slot, models);
         }

@@ -8,13 +8,15 @@ use super::root::Shared;
 use super::routed::{Held, Routed};
 use super::{host, meters};
 use crate::budget::{Account, OverBudget, Rates, Step};
+use crate::drift::Shape;
+use crate::identity::{Identity, Tenant};
 use crate::memo::{Chained, Chaining, Memo};
 use crate::metrics;
 use crate::model::{Model, Reading};
 use crate::replicas::Moment;
 use crate::request::{self, Api, Input, Prompt};
 use crate::route::{self, Reason};
-use crate::tokens::blocks::{ChainSeed, Chains};
+use crate::tokens::blocks::Chains;
 use std::cell::RefCell;
 use std::collections::VecDeque;
 use std::rc::{Rc, Weak};
@@ -61,8 +63,9 @@ enum Stage {
 /// A prompt on its way to its blocks.
 struct Parsed {
     prompt: Prompt,
+    shape: Shape,
     model: Rc<Model>,
-    index: usize,
+    identity: Identity,
     chaining: Chaining,
 }
 
@@ -70,10 +73,12 @@ struct Parsed {
 pub struct Known {
     /// The prompt, without its input.
     pub prompt: Prompt,
+    /// Of when it had it.
+    pub shape: Shape,
     pub chained: Chained,
     pub model: Rc<Model>,
-    /// The model's place in the configuration.
-    pub index: usize,
+    /// Whose entries of a cache it can use.
+    pub identity: Identity,
 }
 
 /// The requests that wait to be read on, oldest first. Those whose client left are gone.
@@ -212,7 +217,7 @@ impl Turn {
                 self.parse(shared)
             }
             Stage::Prompt(parsed) => {
-                self.begin_next(shared, parsed.index)?;
+                self.begin_next(shared, parsed.identity.index())?;
                 self.read_on(shared, parsed, more)
             }
             read @ Stage::Read(_) => Ok(read),
@@ -229,19 +234,21 @@ impl Turn {
     fn parse(&mut self, shared: &mut Shared<'_>) -> Result<Stage, Reason> {
         let body = host::request_body(self.body_bytes).ok_or(Reason::HostError)?;
         let mut prompt = request::parse(self.api, &body).map_err(|error| Reason::from(&error))?;
-        let named = shared.config.model_named(prompt.model.as_deref());
-        let index = named.ok_or(Reason::UnknownModel)?;
-        let model = shared.models.model(index)?;
+        let table = shared.fleet.link.table();
+        let named = Identity::of(shared.config, table, &self.cluster, prompt.model.as_deref());
+        let identity = named.ok_or(Reason::UnknownModel)?;
+        let model = shared.models.model(identity.index())?;
         if let (Input::Chat(chat), Some(config)) =
-            (&mut prompt.input, shared.config.models.get(index))
+            (&mut prompt.input, shared.config.models.get(identity.index()))
         {
             chat.rules = Arc::clone(&config.rules);
         }
         let local = host::wall_seconds().saturating_add_signed(shared.config.engine_utc_offset_s);
-        let chains = self.chains(shared, &prompt, index);
+        let shape = Shape::of(self.api, &prompt);
+        let chains = self.chains(shared, &prompt, &identity);
         let chaining = Chaining::new(Reading::new(&mut prompt, local), chains);
         self.next = Some((Step::Render, self.body_bytes));
-        Ok(Stage::Prompt(Box::new(Parsed { prompt, model, index, chaining })))
+        Ok(Stage::Prompt(Box::new(Parsed { prompt, shape, model, identity, chaining })))
     }
 
     fn read_on(
@@ -262,14 +269,17 @@ impl Turn {
         let chained = chained.map_err(|error| Reason::from(&error))?;
         let Some(chained) = chained else { return Ok(Stage::Prompt(parsed)) };
         count(&chained);
-        let Parsed { prompt, model, index, .. } = *parsed;
-        Ok(Stage::Read(Ok(Box::new(Known { prompt, chained, model, index }))))
+        let Parsed { prompt, shape, model, identity, .. } = *parsed;
+        Ok(Stage::Read(Ok(Box::new(Known { prompt, shape, chained, model, identity }))))
     }
 
     /// The prompt's chains, which have no tokens yet.
-    fn chains(&self, shared: &Shared<'_>, prompt: &Prompt, index: usize) -> Chains {
-        let own_name = shared.config.model_names(index).first().map_or("", String::as_str);
-        let seed = ChainSeed::new(own_name, prompt.cache_salt.as_deref());
+    fn chains(&self, shared: &Shared<'_>, prompt: &Prompt, identity: &Identity) -> Chains {
+        let tenant = match &shared.config.tenant_header {
+            None => Tenant::One,
+            Some(header) => Tenant::of(host::request_header(header)),
+        };
+        let seed = identity.seed(shared.config, prompt.cache_salt.as_deref(), &tenant);
         let table = shared.fleet.link.table();
         Chains::new(seed, &route::block_sizes(&shared.config.route, table, &self.cluster))
     }

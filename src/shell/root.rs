@@ -94,9 +94,15 @@ impl State {
         }
         shared.fleet.tick(now);
         if shared.fleet.needs_models() {
-            shared.models.tick(now);
+            for (model, has_template) in shared.models.tick(now) {
+                shared.fleet.trust.loaded(model, has_template, now);
+            }
         } else {
             shared.models.give_up_turn(now);
+        }
+        if shared.fleet.is_latest(&self.config) {
+            let Shared { fleet, models, .. } = shared;
+            fleet.ask_oracle(models, now);
         }
     }
 }

@@ -4,9 +4,14 @@
 //! body and keeps no phase; when which step is due is [`super::http`]'s part.
 
 use super::kept::Kept;
+use super::oracle::Question as Asking;
 use super::reading::{Known, until};
 use super::root::Shared;
 use super::{ROUTING_HEADER, host, meters};
+use crate::config::ModelConfig;
+use crate::drift::evidence::At;
+use crate::drift::ids::first_difference;
+use crate::drift::{Kind, Outcome, Shape, Signal, canary};
 use crate::feedback::{self, ExactAnswer, Feedback, Usage};
 use crate::metrics;
 use crate::model::Model;
@@ -58,7 +63,16 @@ pub struct Routed {
 struct PromptFacts {
     model: Rc<Model>,
     model_name: String,
+    /// What verdicts know the model by.
+    identity: u64,
     usage_is_comparable: bool,
+    shape: Shape,
+    /// Its chain, where the decision does not have it.
+    chain: Option<Chain>,
+    /// Whether the prediction rests on what the replica was just seen to compute.
+    is_proven: bool,
+    /// To be asked about once it has been served.
+    sample: Option<Asking>,
     is_continued: bool,
 }
 
@@ -80,8 +94,19 @@ impl Routed {
         shared.fleet.link.charge(replica, decision.uncached_tokens(), now);
         let probe = shared.fleet.link.probe_began(replica, now).then_some(replica);
         shared.fleet.link.publish(now);
-        let prompt = held.known.ok().map(|known| PromptFacts::counted(shared, *known, &decision));
-        let kept = Kept::within_bounds(&mut decision.chain);
+        let proven = is_proven(shared, &decision, now);
+        let body_bytes = held.body_bytes;
+        let mut prompt = held.known.ok().map(|known| {
+            let sampled = sampled(shared, held.cluster, &known, body_bytes, now);
+            PromptFacts {
+                is_proven: proven,
+                ..PromptFacts::counted(shared, *known, &decision, sampled)
+            }
+        });
+        let kept = match &mut prompt {
+            Some(prompt) if prompt.chain.is_some() => Kept::within_bounds(&mut prompt.chain),
+            _ => Kept::within_bounds(&mut decision.chain),
+        };
         Ok(Self {
             replica,
             address,
@@ -196,13 +221,14 @@ impl Routed {
         shared.fleet.link.publish(now);
     }
 
-    /// Releases the request and takes in what its response proved.
+    /// Releases the request and takes in what its response proved. What there is to log of it, to which the request's id
+    /// can only be added when all is over.
     pub fn end(
         mut self,
         shared: &mut Shared<'_>,
         status: Option<u16>,
         feedback: Option<&Feedback>,
-    ) {
+    ) -> Option<String> {
         let class = failure_class(status);
         if let Some(class) = class {
             meters::add(&metrics::FAILED_RESPONSES, &[class], 1);
@@ -217,10 +243,16 @@ impl Routed {
         if class.is_some() && status.is_some() {
             self.take_back(shared);
         }
+        let mut notice = None;
         if let Some(feedback) = feedback {
+            notice = self.check(shared, feedback);
             self.learn(shared, feedback);
+            if class.is_none() {
+                self.remember(shared, feedback);
+            }
         }
         shared.fleet.link.publish(host::now());
+        notice
     }
 
     /// Whether it was a probe until now.
@@ -250,9 +282,6 @@ impl Routed {
             return;
         }
         let usage = feedback.usage();
-        if let Some(usage) = usage {
-            self.compare(&prompt.model_name, usage);
-        }
         let answer = feedback.exact_answer().filter(|_| prompt.is_continued);
         let Some(answer) = answer else { return };
         let ids = match answer {
@@ -272,16 +301,68 @@ impl Routed {
         }
     }
 
-    /// Counts how the engine's account compares with ours.
-    fn compare(&self, model: &str, usage: Usage) {
+    /// Compares what the engine says of the prompt with what was computed here. What there is to log.
+    fn check(&self, shared: &mut Shared<'_>, feedback: &Feedback) -> Option<String> {
+        let prompt = self.prompt.as_ref().filter(|prompt| prompt.usage_is_comparable)?;
+        let (model, now) = (&prompt.model_name, host::now());
+        let chain = self.decision.chain.as_ref().or(prompt.chain.as_ref());
+        // Media have numbers of their own in the chain.
+        let ids = feedback.prompt_ids().zip(chain).filter(|_| !prompt.shape.has_media());
+        let ids_differ = ids.map(|(ids, chain)| first_difference(chain, ids).is_some());
+        if let Some(differs) = ids_differ {
+            let result = if differs { "differs" } else { "equal" };
+            meters::add(&metrics::ORACLE, &[model, "response", result], 1);
+        }
+        let usage = feedback.usage();
+        let is_over = usage.and_then(|usage| self.compare(model, usage));
+        let kind = prompt.shape.kind?;
+        let outcome = |signal, differs| Outcome { model: prompt.identity, kind, signal, differs };
+        if let Some(differs) = is_over.filter(|_| prompt.is_proven) {
+            shared.fleet.trust.take(outcome(Signal::Prediction, differs), now);
+        }
+        let count = usage.map(|usage| usage.prompt_tokens);
+        let count_differs = count.map(|count| count != self.decision.prompt_tokens);
+        if ids_differ.is_none() && count_differs.is_none() {
+            return None;
+        }
+        let differs = ids_differ == Some(true) || count_differs == Some(true);
+        let is_first = shared.fleet.trust.take(outcome(Signal::Prompt, differs), now);
+        is_first.then(|| {
+            let count = count.map_or("unknown".to_owned(), |count| count.to_string());
+            format!(
+                "model {model:?}: a response differs from what was computed here: prompt_tokens={count}, here {}{}; {}",
+                self.decision.prompt_tokens,
+                if ids_differ == Some(true) { ", prompt_token_ids differ" } else { "" },
+                prompt.shape
+            )
+        })
+    }
+
+    /// Notes what its replica has now certainly computed, and has it asked about.
+    fn remember(&mut self, shared: &mut Shared<'_>, feedback: &Feedback) {
+        let Some(prompt) = &mut self.prompt else { return };
+        if let Some(sample) = prompt.sample.take() {
+            shared.fleet.oracle.offer(self.replica, sample);
+        }
+        let is_complete = feedback.usage().is_some() && prompt.usage_is_comparable;
+        let last = self.decision.chain.as_ref().and_then(|chain| chain.hashes().last());
+        if let Some(last) = last.filter(|_| is_complete) {
+            let at = at(shared, self.replica, host::now());
+            shared.fleet.trust.evidence.note(&at, *last);
+        }
+    }
+
+    /// Counts how the engine's account compares with ours. Whether more was predicted to be cached than was.
+    fn compare(&self, model: &str, usage: Usage) -> Option<bool> {
         let is_equal = usage.prompt_tokens == self.decision.prompt_tokens;
         let result = if is_equal { "equal" } else { "differs" };
         meters::add(&metrics::PROMPT_COUNT, &[model, result], 1);
-        let Some(cached) = usage.cached_tokens else { return };
+        let cached = usage.cached_tokens?;
         meters::add(&metrics::REPORTED_PROMPT_TOKENS, &[model], usage.prompt_tokens.into());
         meters::add(&metrics::REPORTED_CACHED_TOKENS, &[model], cached.into());
-        if self.served_elsewhere {
-            return;
+        // What is not matched is not predicted.
+        if self.served_elsewhere || self.decision.reason == Reason::PromptDistrusted {
+            return None;
         }
         let predicted = self.decision.chosen().map_or(0, |chosen| chosen.overlap_tokens);
         let (over, under) = (predicted.saturating_sub(cached), cached.saturating_sub(predicted));
@@ -293,34 +374,115 @@ impl Routed {
         meters::add(&metrics::PREDICTION, &[model, result], 1);
         meters::add(&metrics::OVERPREDICTED_TOKENS, &[model], over.into());
         meters::add(&metrics::UNDERPREDICTED_TOKENS, &[model], under.into());
+        Some(over > 0)
     }
 }
 
 impl PromptFacts {
     /// What must be remembered of a prompt, which is counted by the way.
-    fn counted(shared: &Shared<'_>, known: Known, decision: &Decision) -> Self {
+    fn counted(
+        shared: &Shared<'_>,
+        known: Known,
+        decision: &Decision,
+        sample_body: Option<Vec<u8>>,
+    ) -> Self {
         let model_name =
-            shared.config.model_names(known.index).first().cloned().unwrap_or_default();
+            shared.config.model_names(known.identity.index()).first().cloned().unwrap_or_default();
         let cached = decision.chosen().map_or(0, |chosen| chosen.overlap_tokens);
         meters::add(&metrics::PROMPT_TOKENS, &[&model_name], known.chained.tokens as u64);
         meters::add(&metrics::PREDICTED_CACHED_TOKENS, &[&model_name], cached.into());
         if let Some(unread) = known.chained.unread {
             meters::add(&metrics::PARTIAL_PROMPTS, &[unread.cause.as_str()], 1);
         }
-        let Prompt { usage_is_comparable, is_continued, .. } = known.prompt;
-        let usage_is_comparable = usage_is_comparable && known.chained.unread.is_none();
-        Self { model: known.model, model_name, usage_is_comparable, is_continued }
+        let Known { prompt, shape, chained, model, identity: served } = known;
+        let identity = identity(shared, served.index());
+        let Prompt { usage_is_comparable, is_continued, .. } = prompt;
+        let usage_is_comparable = usage_is_comparable && chained.unread.is_none();
+        let chain = || chained.chains.as_slice().first().cloned();
+        let sample = sample_body.zip(shape.kind).zip(chain());
+        let sample =
+            sample.map(|((body, kind), chain)| Asking { model: identity, kind, body, chain });
+        let chain = if decision.reason == Reason::PromptDistrusted { chain() } else { None };
+        Self {
+            model,
+            model_name,
+            identity,
+            usage_is_comparable,
+            shape,
+            chain,
+            is_proven: false,
+            sample,
+            is_continued,
+        }
     }
+}
+
+fn identity(shared: &Shared<'_>, index: usize) -> u64 {
+    shared.config.models.get(index).map_or(0, ModelConfig::identity)
+}
+
+fn is_trusted(shared: &Shared<'_>, known: &Known) -> bool {
+    let is_trusted =
+        |kind: Kind| shared.fleet.trust.is_trusted(identity(shared, known.identity.index()), kind);
+    known.shape.kind.is_none_or(is_trusted)
+}
+
+/// What evidence must know of a replica.
+fn at(shared: &Shared<'_>, replica: ReplicaId, now: Moment) -> At {
+    let link = &shared.fleet.link;
+    let load = link.table().by_id(replica);
+    let load = load.and_then(|replica| replica.fresh_load(now, shared.config.route.stale_after));
+    let (recorded, capacity) = (link.index().recorded_blocks(replica), link.capacity(replica));
+    At { replica, recorded, capacity, load, now }
+}
+
+/// Whether a decision's prediction must come true.
+fn is_proven(shared: &Shared<'_>, decision: &Decision, now: Moment) -> bool {
+    let (Some(chosen), Some(chain)) = (decision.chosen(), &decision.chain) else { return false };
+    let last = chosen.held_blocks.checked_sub(1).and_then(|last| chain.hashes().get(last));
+    last.is_some_and(|last| shared.fleet.trust.evidence.proves(&at(shared, chosen.id, now), *last))
+}
+
+/// The body of a prompt that its replica is to be asked about, if it is this one's turn.
+fn sampled(
+    shared: &mut Shared<'_>,
+    cluster: &str,
+    known: &Known,
+    body_bytes: usize,
+    now: Moment,
+) -> Option<Vec<u8>> {
+    let kind = known.shape.kind.filter(|_| known.shape.is_known_to_tokenize())?;
+    let rules = shared.config.models.get(known.identity.index()).map(|model| &model.rules);
+    // It does not know `tool_choice`.
+    if kind == Kind::Tools && rules.is_some_and(|rules| rules.exclude_tools_when_tool_choice_none) {
+        return None;
+    }
+    let can_be_asked = shared.config.cluster_named(cluster)?.poll.is_some();
+    let is_single = known.prompt.usage_is_comparable && known.chained.unread.is_none();
+    if !can_be_asked || !is_single || body_bytes > canary::MAX_SAMPLE_BYTES {
+        return None;
+    }
+    let model = identity(shared, known.identity.index());
+    shared.fleet.trust.sample(model, kind, now).then(|| host::request_body(body_bytes)).flatten()
 }
 
 fn decide(shared: &Shared<'_>, held: &Held<'_>, now: Moment) -> Decision {
     let known = &held.known;
-    let model_names =
-        known.as_ref().map_or(&[][..], |known| shared.config.model_names(known.index));
+    let model_names = known.as_ref().map_or(&[][..], |known| known.identity.names());
     let prompt = match known {
         Ok(known) => {
             let prompt_tokens = known.chained.token_count();
-            PromptKnowledge::Hashed { prompt_tokens, chains: known.chained.chains.as_slice() }
+            match is_trusted(shared, known) {
+                true => PromptKnowledge::Hashed {
+                    prompt_tokens,
+                    chains: known.chained.chains.as_slice(),
+                },
+                // Its length may be a little wrong and still says more than the body's.
+                false => PromptKnowledge::Unknown {
+                    reason: Reason::PromptDistrusted,
+                    estimated_tokens: prompt_tokens,
+                },
+            }
         }
         Err(reason) => {
             let estimate = held.body_bytes / BYTES_PER_TOKEN;

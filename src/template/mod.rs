@@ -9,6 +9,7 @@ mod bounds;
 mod builtins;
 mod clock;
 mod content;
+mod deepseek;
 mod engines;
 mod filters;
 mod final_message;
@@ -16,6 +17,7 @@ mod harmony;
 mod methods;
 pub mod named;
 mod normalise;
+mod parts;
 mod python;
 mod renderer;
 mod transformers;
@@ -31,6 +33,7 @@ use std::collections::BTreeMap;
 use std::{fmt, io};
 
 pub use content::ContentFormat;
+pub use deepseek::DeepSeekV4;
 pub use harmony::Harmony;
 pub use renderer::{Renderer, RendererName};
 

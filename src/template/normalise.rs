@@ -20,6 +20,7 @@
 use super::TemplateError;
 use super::content::ContentFormat;
 use super::engines::Table;
+use super::parts::{Part, own_fields};
 use crate::request::{Chat, JsonText, Media, json_text};
 use serde_json::{Map, Value};
 
@@ -28,29 +29,6 @@ const BILLING_HEADER: &str = "x-anthropic-billing-header";
 
 /// For media of a model whose placeholder is not configured: what is rendered from there on is not used.
 const UNKNOWN_PLACEHOLDER: &str = "\u{fffb}";
-
-/// Fields of the engine's own kinds of content part, which it does not carry over.
-const PART_FIELDS: [&str; 19] = [
-    "audio_embeds",
-    "audio_url",
-    "closed",
-    "data",
-    "file",
-    "image_embeds",
-    "image_pil",
-    "image_url",
-    "input_audio",
-    "name",
-    "prompt_embeds",
-    "refusal",
-    "text",
-    "thinking",
-    "tool_reference",
-    "type",
-    "uuid",
-    "video_embeds",
-    "video_url",
-];
 
 /// The variables the engine would hand to the template. `detected` is how the template takes content by its source.
 pub(super) fn variables(
@@ -76,6 +54,12 @@ pub(super) fn variables(
     normaliser.prompt_fields(&mut messages, &mut variables)?;
     variables.insert("messages".to_owned(), Value::Array(messages));
     Ok(variables)
+}
+
+/// The tools that the engine would render, as it writes them, or null.
+pub(super) fn tools(chat: &Chat) -> Result<Value, TemplateError> {
+    let table = Table::of(chat.rules.engine);
+    Normaliser { chat, table, format: ContentFormat::Text }.tools()
 }
 
 /// One chat, and how its engine reads it.
@@ -449,63 +433,6 @@ fn checked(from: &Map<String, Value>, name: &str) -> Result<Value, TemplateError
         _ => value.is_string(),
     };
     if value.is_null() || fits { Ok(value) } else { Err(TemplateError::Refused("tools")) }
-}
-
-/// One part of a message's content.
-enum Part<'a> {
-    Text {
-        text: String,
-        /// Fields that no kind of part has.
-        others: Map<String, Value>,
-    },
-    /// The name of a tool that is loaded later.
-    ToolReference(String),
-    /// An image, sound or video.
-    Media(&'a Media),
-}
-
-impl Part<'_> {
-    /// What it is in a text. Media stand in front of it.
-    fn into_text(self) -> Option<String> {
-        match self {
-            Self::Text { text, .. } | Self::ToolReference(text) => Some(text),
-            Self::Media(_) => None,
-        }
-    }
-
-    fn into_value(self, table: &Table) -> Value {
-        let mut fields = Map::new();
-        let mut set = |name: &str, text: String| fields.insert(name.to_owned(), Value::from(text));
-        let others = match self {
-            Self::Text { text, others } => {
-                set("type", "text".to_owned());
-                set("text", text);
-                others
-            }
-            Self::ToolReference(name) => {
-                set("type", "tool_reference".to_owned());
-                set("name", name);
-                Map::new()
-            }
-            Self::Media(Media { stand_in: Some(text), .. }) => {
-                set("type", "text".to_owned());
-                set("text", text.clone());
-                Map::new()
-            }
-            Self::Media(item) => {
-                set("type", item.kind.as_str().to_owned());
-                if table.keeps_part_fields { own_fields(&item.fields) } else { Map::new() }
-            }
-        };
-        fields.extend(others);
-        Value::Object(fields)
-    }
-}
-
-/// The fields of a part that are in none of the engine's kinds of part.
-fn own_fields(part: &Map<String, Value>) -> Map<String, Value> {
-    let own = part.iter().filter(|(name, _)| !PART_FIELDS.contains(&name.as_str()));
-    own.map(|(name, value)| (name.clone(), value.clone())).collect()
 }
 
 fn without_billing_header(text: String) -> Option<String> {

@@ -2,7 +2,7 @@
 //!
 //! It chooses; each renderer is a module of its own.
 
-use super::{ChatTemplate, Harmony, Rendering, TemplateError};
+use super::{ChatTemplate, DeepSeekV4, Harmony, Rendering, TemplateError};
 use std::collections::BTreeMap;
 use std::fmt;
 use std::str::FromStr;
@@ -14,11 +14,16 @@ pub enum RendererName {
     Jinja,
     /// OpenAI's Harmony, for gpt-oss.
     Harmony,
+    /// DeepSeek V4's encoder.
+    DeepSeekV4,
 }
 
 /// Every renderer, and the `model_type` in `config.json` of the models that engines render with it.
-const NAMES: [(RendererName, &str, &[&str]); 2] =
-    [(RendererName::Jinja, "jinja", &[]), (RendererName::Harmony, "harmony", &["gpt_oss"])];
+const NAMES: [(RendererName, &str, &[&str]); 3] = [
+    (RendererName::Jinja, "jinja", &[]),
+    (RendererName::Harmony, "harmony", &["gpt_oss"]),
+    (RendererName::DeepSeekV4, "deepseek_v4", &["deepseek_v4"]),
+];
 
 /// The special tokens that only a Harmony vocabulary has all of.
 const HARMONY_TOKENS: [&str; 5] =
@@ -67,6 +72,8 @@ pub enum Renderer {
     Jinja(Box<ChatTemplate>),
     /// Harmony.
     Harmony(Harmony),
+    /// DeepSeek V4's encoder.
+    DeepSeekV4(DeepSeekV4),
 }
 
 impl Renderer {
@@ -85,7 +92,8 @@ impl Renderer {
                 let template = ChatTemplate::compile(chat_template, special_tokens)?;
                 Some(Self::Jinja(Box::new(template)))
             }
-            RendererName::Harmony => Some(Self::Harmony(Harmony)),
+            RendererName::Harmony => Some(Self::Harmony(Harmony::Vllm)),
+            RendererName::DeepSeekV4 => Some(Self::DeepSeekV4(DeepSeekV4)),
         })
     }
 
@@ -100,6 +108,7 @@ impl Renderer {
                 harmony.render(&chat, now).map(Rendering::Pieces)
             }
             (Self::Harmony(_), rendering) => Ok(rendering),
+            (Self::DeepSeekV4(deepseek), rendering) => deepseek.step(rendering),
         }
     }
 }
@@ -116,13 +125,14 @@ mod tests {
         }
         assert_eq!(
             "Jinja".parse::<RendererName>(),
-            Err("expected one of jinja, harmony, found \"Jinja\"".to_owned())
+            Err("expected one of jinja, harmony, deepseek_v4, found \"Jinja\"".to_owned())
         );
     }
 
     #[test]
     fn models_are_told_by_their_type_or_their_special_tokens() {
         assert_eq!(RendererName::of_model_type("gpt_oss"), RendererName::Harmony);
+        assert_eq!(RendererName::of_model_type("deepseek_v4"), RendererName::DeepSeekV4);
         assert_eq!(RendererName::of_model_type("qwen3"), RendererName::Jinja);
         let all = |token: &str| HARMONY_TOKENS.contains(&token);
         assert_eq!(RendererName::of_special_tokens(all), RendererName::Harmony);

@@ -42,6 +42,18 @@ impl ChainSeed {
         }
         Self(hasher.digest())
     }
+
+    /// Sets it apart by something more, such as an adapter or a tenant: what kind of thing it is, and which.
+    #[must_use]
+    pub fn apart(self, kind: &str, parts: &[&[u8]]) -> Self {
+        let mut hasher = Xxh3::new();
+        hasher.update(&self.0.to_le_bytes());
+        for part in std::iter::once(kind.as_bytes()).chain(parts.iter().copied()) {
+            hasher.update(&(part.len() as u64).to_le_bytes());
+            hasher.update(part);
+        }
+        Self(hasher.digest())
+    }
 }
 
 /// A prompt's full blocks, and the tokens after the last of them.
@@ -64,6 +76,12 @@ impl Chain {
         let mut chain = Self { seed, block_size, hashes, tail, tokens: 0, is_open: false };
         chain.extend(tokens);
         chain
+    }
+
+    /// The chain of other tokens that starts where this one does.
+    #[must_use]
+    pub fn of_same_origin(&self, tokens: &[u32]) -> Self {
+        Self::new(self.seed, self.block_size, tokens)
     }
 
     /// Appends tokens, for instance those of the answer.
@@ -275,6 +293,25 @@ mod tests {
     fn parts_of_the_seed_cannot_run_into_each_other() {
         assert_ne!(ChainSeed::new("a", Some("bc")), ChainSeed::new("ab", Some("c")));
         assert_ne!(ChainSeed::new("a", None), ChainSeed::new("a", Some("x")));
+    }
+
+    #[test]
+    fn what_sets_seeds_apart_cannot_be_mistaken_for_anything_else() {
+        let seed = ChainSeed::new("m", None);
+        let seeds = [
+            seed,
+            seed.apart("tenant", &[b"a"]),
+            seed.apart("tenant", &[]),
+            seed.apart("adapter", &[b"a"]),
+            seed.apart("adapter", &[b"a", b"b"]),
+            seed.apart("adapter", &[b"ab"]),
+            seed.apart("adapter", &[b"a"]).apart("tenant", &[b"a"]),
+            ChainSeed::new("m", Some("a")),
+        ];
+        for (at, one) in seeds.iter().enumerate() {
+            assert!(seeds.iter().skip(at + 1).all(|other| one != other), "{at}");
+        }
+        assert_eq!(seed.apart("tenant", &[b"a"]), seed.apart("tenant", &[b"a"]));
     }
 
     #[test]

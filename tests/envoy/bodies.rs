@@ -219,7 +219,7 @@ fn by_prefix(seed: u64) -> Vec<Case> {
 }
 
 /// What is none of the filter's business.
-fn others() -> Vec<Case> {
+fn others(seed: u64) -> Vec<Case> {
     let pass = |name, ask| (name, ask, "not_inference");
     let json = |path: &str, body: Value| Ask::post(path, body.to_string());
     let multipart = [
@@ -242,7 +242,7 @@ fn others() -> Vec<Case> {
         ),
         (
             "embeddings",
-            json("/v1/embeddings", json!({"model": "qwen3", "input": words(7, 40)})),
+            json("/v1/embeddings", json!({"model": "qwen3", "input": words(seed, 40)})),
             "cold",
         ),
         (
@@ -341,7 +341,14 @@ fn is_same(answer: &Answer, direct: &Answer) -> bool {
 }
 
 fn table(seed: u64) -> Vec<Case> {
-    [not_an_object(), no_prompt(), not_by_prefix(seed), by_prefix(seed + 1_000), others()].concat()
+    [
+        not_an_object(),
+        no_prompt(),
+        not_by_prefix(seed),
+        by_prefix(seed + 1_000),
+        others(seed + 2_000),
+    ]
+    .concat()
 }
 
 #[test]

@@ -4,11 +4,13 @@ use crate::client::Ask;
 use crate::harness::{Plan, Rig, with_envoy};
 use crate::prompts::{chat, next_turn};
 use crate::stats::Scrape;
+use serde_json::json;
 use warmpath::mock::Skew;
 
 /// Ten conversations of two turns with replicas that tokenize in another way.
 async fn skewed(files: &crate::harness::Files, skew: Option<Skew>) -> Scrape {
-    let mut plan = Plan::new(1, 2);
+    // What is counted here must not be ended by what follows from it.
+    let mut plan = Plan::new(1, 2).plugin(|plugin| plugin["drift"] = json!({"differing": 0}));
     plan.replicas.iter_mut().for_each(|replica| replica.skew = skew);
     let rig = Rig::start(files, plan).await;
     let mut connection = rig.connect().await;

@@ -29,6 +29,8 @@ mod traffic;
 mod wire;
 
 #[cfg(test)]
+mod apis;
+#[cfg(test)]
 mod bodies;
 #[cfg(test)]
 mod budget;
@@ -36,6 +38,8 @@ mod budget;
 mod chaos;
 #[cfg(test)]
 mod deployments;
+#[cfg(test)]
+mod drift;
 #[cfg(test)]
 mod failures;
 #[cfg(test)]

@@ -3,7 +3,7 @@
 use crate::client::Ask;
 use crate::harness::{ALIAS, Plan, Rig, has_header, with_envoy};
 use crate::prompts::{chat, words};
-use serde_json::json;
+use serde_json::{Value, json};
 use warmpath::mock::Handle;
 
 #[test]
@@ -77,6 +77,44 @@ fn why_is_told_only_to_who_knows_the_secret() {
         let received = rig.received();
         assert_eq!(received.len(), 7);
         assert!(received.iter().all(|seen| !has_header(seen, "x-why")), "{received:?}");
+        rig.finish().await;
+    });
+}
+
+#[test]
+fn tenants_share_nothing_and_text_before_an_image_is_found() {
+    with_envoy("tenants_share_nothing_and_text_before_an_image_is_found", |files| async move {
+        let plan = Plan::new(1, 2).plugin(|plugin| {
+            plugin["explain"] = json!({"request_header": "x-why", "secret": "open"});
+            plugin["tenant_header"] = json!("X-Tenant");
+        });
+        let rig = Rig::start(&files, plan).await;
+        let mut body = chat(1, 20, 1);
+        // A template that takes texts has placeholders in front of a message's text: what counts stands before it.
+        let question = body["messages"][0].take();
+        body["messages"] = json!([{"role": "system", "content": words(2, 200)}, question]);
+        let why = async |body: &Value, tenant: Option<&str>| {
+            let ask = Ask::chat(body).header("x-why", "open");
+            let ask = tenant.into_iter().fold(ask, |ask, tenant| ask.header("x-tenant", tenant));
+            let answer = rig.send(&ask).await;
+            rig.settle().await;
+            answer.header("x-warmpath-explain").map(str::to_owned).expect("an explanation")
+        };
+        for tenant in [Some("a"), Some("b"), None] {
+            assert!(why(&body, tenant).await.starts_with("reason=cold, "), "{tenant:?}");
+            assert!(why(&body, tenant).await.starts_with("reason=prefix, "), "{tenant:?}");
+        }
+        let mut image = body.clone();
+        let last = image["messages"].as_array_mut().and_then(|list| list.last_mut()).expect("one");
+        last["content"] = json!([
+            {"type": "text", "text": last["content"]},
+            {"type": "image_url", "image_url": {"url": "data:image/png;base64,iVBORw0KGgo="}},
+        ]);
+        let told = why(&image, Some("a")).await;
+        assert!(told.starts_with("reason=prefix, ") && told.contains(", known_tokens="), "{told}");
+        let scrape = rig.scrape().await;
+        let partial = scrape.sum("warmpath_partial_prompts_total", &[("kind", "media")]);
+        assert_eq!(partial, 1.0);
         rig.finish().await;
     });
 }

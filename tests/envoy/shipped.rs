@@ -263,6 +263,16 @@ impl Config {
         self.text.insert_str(end, &copy);
     }
 
+    /// Serves another prepared file under a path.
+    pub fn serve_file_as(&mut self, path: &str, file: &Path) {
+        self.serve_prepared_as(path);
+        let route = format!("- match: {{path: {path}}}\n");
+        let at = self.text.find(&route).expect("the new route") + route.len();
+        let line = self.text[at..].split('\n').next().expect("the response").to_owned();
+        let other = line.replace("/etc/warmpath/qwen3.warmpath", &file.display().to_string());
+        self.text.replace_range(at..at + line.len(), &other);
+    }
+
     /// Lets Envoy read a part from a file that it watches.
     pub fn watch(&mut self, part: Part) {
         self.watched.push(part);

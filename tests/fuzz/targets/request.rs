@@ -8,10 +8,12 @@ use warmpath::charge::{Charge, Charges};
 use warmpath::config::Config;
 use warmpath::index::{PrefixIndex, Recorded};
 use warmpath::model::{Model, PromptError, Reading};
+use warmpath::replicas::models::Served;
 use warmpath::replicas::strikes::{Strike, Strikes};
 use warmpath::replicas::{Health, Load, Member, Moment, Replica, ReplicaId, ReplicaTable};
 use warmpath::request::{Api, Input, Prompt, RequestError, parse};
 use warmpath::route::{Decision, MAX_RANKED, PromptKnowledge, Question, RouteConfig, View, decide};
+use warmpath::template::RendererName;
 use warmpath::tokens::blocks::{BlockSize, Chain, ChainSeed};
 use warmpath::tokens::prepared;
 
@@ -30,6 +32,12 @@ const WORDS: &[&str] = &[
     "\"arguments\"",
     "\"name\"",
     "\"parameters\"",
+    "\"properties\"",
+    "\"oneOf\"",
+    "\"default\"",
+    "\"nullable\"",
+    "\"latest_reminder\"",
+    "\"task\"",
     "\"type\"",
     "\"text\"",
     "\"image_url\"",
@@ -150,7 +158,7 @@ thread_local! {
     static MODELS: OnceCell<Vec<Model>> = const { OnceCell::new() };
 }
 
-/// Models with each kind of template, over small vocabularies and a real one.
+/// Models with each kind of template and renderer, over small vocabularies and a real one.
 fn models() -> Vec<Model> {
     let templates = [
         include_str!("../../data/models/qwen3/chat_template.jinja"),
@@ -168,7 +176,13 @@ fn models() -> Vec<Model> {
         Model::load(prepared::prepare(tokenizer, config, Some(template)).expect("prepared"))
             .expect("a model")
     };
-    templates.into_iter().cycle().zip(tokenizers).map(model).collect()
+    let rendered_in_code = [RendererName::Harmony, RendererName::DeepSeekV4].map(|renderer| {
+        let tokenizer = tokenizer::byte_level().to_string();
+        let prepared = prepared::prepare_for(Some(renderer), &tokenizer, config, None);
+        Model::load(prepared.expect("prepared")).expect("a model")
+    });
+    let rendered_by_template = templates.into_iter().cycle().zip(tokenizers).map(model);
+    rendered_by_template.chain(rendered_in_code).collect()
 }
 
 /// The whole path: what stands before the NUL is a fleet, what follows it a body.
@@ -336,7 +350,7 @@ fn replica(id: ReplicaId, bytes: &mut Bytes<'_>) -> Replica {
         load: (bytes.u8() & 1 == 0).then_some(load),
         block_size: BlockSize::new(bytes.u32()),
         capacity_blocks: Some(bytes.u32()),
-        models: (bytes.u8() & 3 == 0).then(|| vec![NAMES[0].to_owned()]),
+        models: (bytes.u8() & 3 == 0).then(|| vec![Served::named(NAMES[0])]),
         ..replica
     }
 }

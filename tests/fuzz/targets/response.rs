@@ -263,8 +263,9 @@ pub const MODELS: Target = Target {
 
 /// Names or nothing, never part of them.
 fn names(data: &[u8]) {
-    let Some(names) = bounded(data.len(), 64 << 10, 250, || models::names(data)) else { return };
-    assert!(names.len() <= 1024 && names.iter().all(|name| name.len() <= 512));
+    let read = bounded(data.len(), 64 << 10, 250, || models::served(data));
+    let Some(models) = read else { return };
+    assert!(models.len() <= 1024 && models.iter().all(|model| model.name.len() <= 512));
 }
 
 pub const ATTEMPTS: Target = Target {

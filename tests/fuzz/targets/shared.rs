@@ -7,9 +7,11 @@ use std::collections::BTreeMap;
 use std::rc::Rc;
 use std::time::Duration;
 use warmpath::charge::Charges;
+use warmpath::drift::{DriftConfig, Kind as PromptKind, Outcome, Signal, Verdicts};
 use warmpath::replicas::strikes::{Strike, Strikes};
 use warmpath::replicas::{Member, Moment, ReplicaId, ReplicaTable};
 use warmpath::share::bytes::Writer;
+use warmpath::share::drift;
 use warmpath::share::lease::{Claim, Lease};
 use warmpath::share::link::{Link, LinkConfig};
 use warmpath::share::log::{Fate, LogReader, LogWriter, Read, Record, SEGMENTS};
@@ -36,8 +38,8 @@ pub const VALUES: Target = Target {
     cases: 3000,
 };
 
-const KINDS: [Kind; 6] =
-    [Kind::Vm, Kind::Log, Kind::Lease, Kind::Table, Kind::Snapshot, Kind::Chunk];
+const KINDS: [Kind; 7] =
+    [Kind::Vm, Kind::Log, Kind::Lease, Kind::Table, Kind::Snapshot, Kind::Chunk, Kind::Drift];
 
 /// A value of each kind.
 fn written() -> Vec<Vec<u8>> {
@@ -53,7 +55,7 @@ fn written() -> Vec<Vec<u8>> {
     let member = |address: &str| Member::healthy(address.to_owned());
     table.set_members("pool", &[member("10.0.0.1:80"), member("[::1]:80"), member("10.0.0.3:80")]);
     table.set_members("pool", &[member("10.0.0.1:80"), member("10.0.0.3:80")]);
-    table.set_models(0, vec!["m".to_owned(), "n".to_owned()]);
+    table.set_models(0, ["m", "n"].map(warmpath::replicas::models::Served::named).to_vec());
     let page = "vllm:num_requests_running 3\nvllm:num_requests_waiting 1\nvllm:kv_cache_usage_perc 0.5\n\
         process_start_time_seconds 1.7e9\nvllm:cache_config_info{block_size=\"16\",num_gpu_blocks=\"99\"} 1\n";
     let report = warmpath::replicas::stats::Report::parse(page).expect("a report");
@@ -82,6 +84,12 @@ fn written() -> Vec<Vec<u8>> {
         writer.u64(3);
         writer.u32(700);
     });
+    let mut verdicts = Verdicts::default();
+    for model in [1, 2] {
+        let (kind, signal) = (PromptKind::Tools, Signal::Prompt);
+        let outcome = Outcome { model, kind, signal, differs: true };
+        verdicts.take(&DriftConfig::default(), outcome, Moment(7));
+    }
     let kinds = [
         state.write(FINGERPRINT),
         log,
@@ -89,6 +97,7 @@ fn written() -> Vec<Vec<u8>> {
         published.write(FINGERPRINT),
         head.finish(),
         chunk.finish(),
+        drift::write(&verdicts, FINGERPRINT, 7),
     ];
     // In front of each, the byte that says its kind.
     kinds
@@ -127,6 +136,7 @@ fn values(data: &[u8]) {
             head.u32(0);
             snapshot(head.finish(), value);
         }
+        Kind::Drift => drift_value(&value),
     });
     // Without a header of ours it is nobody's.
     assert_eq!(
@@ -154,6 +164,19 @@ fn vm_value(value: &[u8]) {
         sum.add(&state.charges, now, Duration::from_secs(5));
     }
     sum.forget_idle(now, Duration::from_millis(1));
+}
+
+fn drift_value(value: &[u8]) {
+    let Some(mut verdicts) = drift::read(value, FINGERPRINT) else { return };
+    let again = drift::write(&verdicts, FINGERPRINT, 7);
+    assert_eq!(drift::read(&again, FINGERPRINT).as_ref(), Some(&verdicts));
+    let (config, now) = (DriftConfig::default(), Moment(u64::MAX / 2));
+    for signal in Signal::ALL {
+        for (model, differs) in [(1, true), (2, false)] {
+            let outcome = Outcome { model, kind: PromptKind::Chat, signal, differs };
+            verdicts.take(&config, outcome, now);
+        }
+    }
 }
 
 fn log_value(value: &[u8]) {

@@ -89,6 +89,8 @@ pub fn byte_level() -> Value {
             added(0, "<s>", "special", true), added(1, "<left>", "lstrip", true), added(2, "<right>", "rstrip", false),
             added(3, "CAFÉ", "normalized", false), added(4, "word", "single_word", false), added(5, "<|im_start|>", "special", true),
             added(6, "\u{301}", "lstrip", false), added(7, "<s><s>", "rstrip", false),
+            added(8, "<|start|>", "special", true), added(9, "<|message|>", "special", true), added(10, "<|channel|>", "special", true),
+            added(11, "<|end|>", "special", true), added(12, "<|call|>", "special", true),
         ],
         "normalizer": {"type": "NFC"},
         "pre_tokenizer": {"type": "ByteLevel", "add_prefix_space": false, "trim_offsets": true, "use_regex": true},
