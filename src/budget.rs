@@ -3,21 +3,23 @@
 //! Reading a prompt has three steps, each linear in bytes that are known before it begins: the JSON and the template in the
 //! body's, encoding and hashing in those of the text that the memo does not know. The rate of each step is measured per
 //! model; a prompt whose next step would take it beyond its budget is not read on. It has no clock: whoever works says how
-//! long that took. What it is told is time that passed in callbacks, so on a machine without a free core it errs high.
+//! long that took. What it is told is time that passed in callbacks, in which a worker may not have been running.
 
 use hashbrown::HashMap;
+use std::collections::VecDeque;
 use std::time::Duration;
 
 /// Fewer bytes say little of a rate, since each step has a part that does not depend on them. Halved, the fixed part
 /// makes long prompts look 1.1 times as dear as they are; doubled, a VM of short prompts learns nothing.
 const LEAST_BYTES: usize = 16 << 10;
 
-/// What a new measurement weighs. Halved, a slower machine is noticed after twice as many prompts; doubled, one that was
-/// measured while the worker was not running decides alone.
-const WEIGHT: f64 = 0.125;
+/// How many measurements of a step are remembered; the fastest is its rate, since what else a machine does only ever adds
+/// to one. With half as many, two prompts of easy text are sooner forgotten; with twice as many, a machine that has become
+/// slower is noticed later, and each prompt begun until then ends at the budget.
+const REMEMBERED: usize = 8;
 
-/// What a refusal leaves of a rate. Only what is read is measured: without this, one wrong measurement would refuse all
-/// such prompts for good. Closer to 1, that lasts longer; further, more prompts are begun that end at the budget.
+/// What a refusal leaves of a rate. Only what is read is measured: without this, wrong measurements would refuse all such
+/// prompts for good. Closer to 1, that lasts longer; further, more prompts are begun that end at the budget.
 const AFTER_REFUSAL: f64 = 0.9;
 
 /// A step of reading a prompt.
@@ -31,9 +33,33 @@ pub enum Step {
     Encode,
 }
 
-/// What steps took lately, per byte.
+/// What steps took lately.
 #[derive(Debug, Default)]
-pub struct Rates(HashMap<(Step, usize), f64>);
+pub struct Rates(HashMap<(Step, usize), Measured>);
+
+/// The last measurements of a step, in nanoseconds a byte.
+#[derive(Debug, Default)]
+struct Measured(VecDeque<f64>);
+
+impl Measured {
+    fn add(&mut self, rate: f64) {
+        if self.0.len() >= REMEMBERED {
+            self.0.pop_front();
+        }
+        self.0.push_back(rate);
+    }
+
+    /// Nothing, where nothing is known.
+    fn rate(&self) -> f64 {
+        self.0.iter().copied().reduce(f64::min).unwrap_or_default()
+    }
+
+    fn ease(&mut self) {
+        for rate in &mut self.0 {
+            *rate *= AFTER_REFUSAL;
+        }
+    }
+}
 
 /// A prompt would take more than its budget, or did.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
@@ -75,12 +101,12 @@ impl Account {
         self.end(rates);
         let key = (step, model);
         self.current = Some(Current { key, bytes, spent: Duration::ZERO });
-        let Some(rate) = rates.0.get_mut(&key) else { return Ok(()) };
+        let Some(measured) = rates.0.get_mut(&key) else { return Ok(()) };
         let left = self.budget.saturating_sub(self.spent);
-        if *rate * bytes as f64 <= left.as_nanos() as f64 {
+        if measured.rate() * bytes as f64 <= left.as_nanos() as f64 {
             return Ok(());
         }
-        *rate *= AFTER_REFUSAL;
+        measured.ease();
         self.current = None;
         Err(OverBudget)
     }
@@ -108,9 +134,7 @@ impl Account {
         if bytes < LEAST_BYTES {
             return;
         }
-        let measured = spent.as_nanos() as f64 / bytes as f64;
-        let rate = rates.0.entry(key).or_insert(measured);
-        *rate += (measured - *rate) * WEIGHT;
+        rates.0.entry(key).or_default().add(spent.as_nanos() as f64 / bytes as f64);
     }
 }
 
@@ -179,5 +203,25 @@ mod tests {
         for _ in 0..40 {
             assert_eq!(read(&mut rates, 2 * MB, ms(10)), Ok(()));
         }
+    }
+
+    #[test]
+    fn a_worker_that_was_not_running_is_not_taken_for_a_slow_one() {
+        let mut rates = Rates::default();
+        assert_eq!(read(&mut rates, MB, ms(10)), Ok(()));
+        for _ in 1..REMEMBERED {
+            assert_eq!(read(&mut rates, MB, ms(90)), Ok(()));
+        }
+        assert_eq!(read(&mut rates, 2 * MB, ms(20)), Ok(()));
+    }
+
+    #[test]
+    fn a_machine_that_has_become_slower_is_noticed() {
+        let mut rates = Rates::default();
+        assert_eq!(read(&mut rates, MB, ms(10)), Ok(()));
+        for _ in 0..REMEMBERED {
+            assert_eq!(read(&mut rates, MB, ms(90)), Ok(()));
+        }
+        assert_eq!(read(&mut rates, 2 * MB, ms(20)), Err(OverBudget));
     }
 }

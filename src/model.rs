@@ -68,6 +68,11 @@ impl Model {
         &self.tokenizer
     }
 
+    /// Whether it has what renders chats. Without, they have no token ids.
+    pub fn renders_chats(&self) -> bool {
+        self.renderer.is_some()
+    }
+
     /// Loads prepared bytes in one go: for native commands and tests.
     ///
     /// # Errors

@@ -213,6 +213,13 @@ impl Entry {
     fn succeed(&mut self, model: Rc<Model>) {
         meters::add(&metrics::TOKENIZER_LOADS, &[self.name(), "ok"], 1);
         let ModelConfig { prepared_cluster, prepared_path, .. } = &self.config;
+        if !model.renders_chats() {
+            log::warn!(
+                "model {:?}: {prepared_path} has no chat template: its chats go by load (template_error); prepare it anew \
+                 with --chat-template",
+                self.name()
+            );
+        }
         LOADED.with(|loaded| {
             if let Ok(mut loaded) = loaded.try_borrow_mut() {
                 loaded.note(prepared_cluster, prepared_path, &model);

@@ -15,6 +15,7 @@ mod filters;
 mod final_message;
 mod harmony;
 mod methods;
+pub mod named;
 mod normalise;
 mod parts;
 mod python;
@@ -59,6 +60,8 @@ pub struct ChatTemplate {
     source: String,
     format: ContentFormat,
     special_tokens: BTreeMap<String, String>,
+    /// The template for chats with tools, where that is another.
+    tool_use: Option<Box<Self>>,
 }
 
 /// Why a chat could not be rendered.
@@ -121,11 +124,24 @@ impl fmt::Debug for ChatTemplate {
 }
 
 impl ChatTemplate {
-    /// Compiles a template; `special_tokens` maps `bos_token`, `eos_token` and the like to their text.
+    /// Compiles a template, or two that [`named`] has joined; `special_tokens` maps `bos_token`, `eos_token` and the like to
+    /// their text.
     ///
     /// # Errors
-    /// When the source is not valid Jinja.
+    /// When a source is not valid Jinja.
     pub fn compile(
+        sources: &str,
+        special_tokens: &BTreeMap<String, String>,
+    ) -> Result<Self, TemplateError> {
+        let (default, tool_use) = named::split(sources);
+        let mut template = Self::compile_one(default, special_tokens)?;
+        if let Some(tool_use) = tool_use {
+            template.tool_use = Some(Box::new(Self::compile_one(tool_use, special_tokens)?));
+        }
+        Ok(template)
+    }
+
+    fn compile_one(
         source: &str,
         special_tokens: &BTreeMap<String, String>,
     ) -> Result<Self, TemplateError> {
@@ -145,6 +161,7 @@ impl ChatTemplate {
             source: source.to_owned(),
             format: ContentFormat::of_template(source),
             special_tokens: special_tokens.clone(),
+            tool_use: None,
         })
     }
 
@@ -164,15 +181,21 @@ impl ChatTemplate {
     pub fn step(&self, rendering: Rendering, now: u64) -> Result<Rendering, TemplateError> {
         Ok(match rendering {
             Rendering::Chat(mut chat) => {
-                anthropic::adapt(self, &mut chat, now);
-                Rendering::Variables(normalise::variables(&chat, self.format, &self.source)?)
+                let chosen = self.chosen(chat.tools.is_some());
+                anthropic::adapt(chosen, &mut chat, now);
+                Rendering::Variables(normalise::variables(&chat, chosen.format, &chosen.source)?)
             }
             Rendering::Variables(mut variables) => {
-                let last = self.mark_final_message(&mut variables)?;
-                Rendering::Values(Values { context: self.context(variables, now)?, last })
+                let has_tools = variables.get("tools").is_some_and(|tools| !tools.is_null());
+                let last = self.chosen(has_tools).mark_final_message(&mut variables)?;
+                Rendering::Values(Values {
+                    context: self.context(variables, now)?,
+                    last,
+                    has_tools,
+                })
             }
-            Rendering::Values(Values { context, last }) => {
-                let text = self.run(context)?;
+            Rendering::Values(Values { context, last, has_tools }) => {
+                let text = self.chosen(has_tools).run(context)?;
                 Rendering::Text(match last {
                     Some(last) => final_message::cut_after(text, &last)?,
                     None => text,
@@ -194,6 +217,11 @@ impl ChatTemplate {
     ) -> Result<String, TemplateError> {
         transformers::normalise(&mut variables)?;
         self.finish(Rendering::Variables(variables), now)
+    }
+
+    /// The template that renders chats with tools, or without.
+    fn chosen(&self, has_tools: bool) -> &Self {
+        self.tool_use.as_deref().filter(|_| has_tools).unwrap_or(self)
     }
 
     fn finish(&self, mut rendering: Rendering, now: u64) -> Result<String, TemplateError> {
@@ -255,6 +283,7 @@ pub struct Values {
     context: Value,
     /// The final message, where it is to be continued.
     last: Option<String>,
+    has_tools: bool,
 }
 
 /// The source, with what the Jinja library reads otherwise or not at all written as it reads it.
@@ -409,6 +438,47 @@ mod tests {
     fn endless_recursion_ends() {
         let source = "{% macro f() %}{{ f() }}{% endmacro %}{{ f() }}";
         check_error(source, |error| matches!(error, TemplateError::Failed(_)));
+    }
+
+    #[test]
+    fn chats_with_tools_have_the_template_named_tool_use() {
+        let default = "{% for m in messages %}{{ m.content }}{% endfor %}";
+        let tool_use = "{{ tools | length }}{% for m in messages %}{% for p in m.content %}<{{ p.text }}>{% endfor %}{% endfor %}";
+        let sources = named::join([("tool_use", tool_use), ("default", default)]).expect("two");
+        let template = ChatTemplate::compile(&sources, &BTreeMap::new()).expect("compile");
+        let tool = r#"[{"type": "function", "function": {"name": "f"}}]"#;
+        for (tools, expected) in [("null", "a"), (tool, "1<a>")] {
+            let body = format!(
+                r#"{{"messages": [{{"role": "user", "content": "a"}}], "tools": {tools}}}"#
+            );
+            let prompt = request::parse(Api::Chat, body.as_bytes()).expect("a prompt");
+            let Input::Chat(chat) = &prompt.input else { panic!("a chat") };
+            assert_eq!(template.render(chat, 0).as_deref(), Ok(expected), "{tools}");
+        }
+    }
+
+    /// As Llama 3.x's templates take the date.
+    #[test]
+    fn date_is_the_engines_day_unless_the_request_names_one() {
+        let source = "{% if not date_string is defined %}{% if strftime_now is defined %}\
+            {% set date_string = strftime_now('%d %b %Y') %}{% else %}{% set date_string = '26 Jul 2024' %}{% endif %}{% endif %}\
+            {{ date_string }}";
+        let template = ChatTemplate::compile(source, &BTreeMap::new()).expect("compile");
+        let midnight = 1_768_521_600;
+        let hours = 3600;
+        for (now, arguments, expected) in [
+            (midnight - 1, "{}", "15 Jan 2026"),
+            (midnight + 1, "{}", "16 Jan 2026"),
+            (midnight + 1 - 8 * hours, "{}", "15 Jan 2026"),
+            (midnight + 1, r#"{"date_string": "26 Jul 2024"}"#, "26 Jul 2024"),
+        ] {
+            let body = format!(
+                r#"{{"messages": [{{"role": "user", "content": "a"}}], "chat_template_kwargs": {arguments}}}"#
+            );
+            let prompt = request::parse(Api::Chat, body.as_bytes()).expect("a prompt");
+            let Input::Chat(chat) = &prompt.input else { panic!("a chat") };
+            assert_eq!(template.render(chat, now).as_deref(), Ok(expected), "{now} {arguments}");
+        }
     }
 
     #[test]

@@ -48,3 +48,30 @@ fn number(number: &Number) -> Result<Value, TemplateError> {
         _ => Err(TemplateError::Number),
     }
 }
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::template::python::write_str;
+
+    /// Expected texts were printed by Python's `repr(json.loads(text))`.
+    #[track_caller]
+    fn check(text: &str, expected: &str) {
+        let mut out = String::new();
+        let number = value(serde_json::from_str(text).expect(text)).expect(text);
+        write_str(&mut out, &number).expect("a String takes all");
+        assert_eq!(out, expected, "{text}");
+    }
+
+    #[test]
+    fn floats_are_the_ones_that_python_reads() {
+        check("0.30000000000000004", "0.30000000000000004");
+        check("47.376887123456789", "47.37688712345679");
+        check("-122.41941550000001", "-122.41941550000001");
+        check("2.2250738585072014e-308", "2.2250738585072014e-308");
+        check("1.7976931348623157e15", "1797693134862315.8");
+        check("0.00001", "1e-05");
+        check("123456789012345.678", "123456789012345.67");
+        check("1e5", "100000.0");
+    }
+}

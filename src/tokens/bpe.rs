@@ -5,6 +5,7 @@
 //! A small cache of words stands before them: the tables are megabytes, the words of one text mostly fit a processor's cache.
 
 use super::EncodeError;
+use super::unigram::{Kind, Lattice, Other, too_long};
 use std::cmp::Reverse;
 use std::collections::BinaryHeap;
 use std::ops::Range;
@@ -49,6 +50,10 @@ pub(super) struct Bpe {
     pub layout: Layout,
     /// What they mean.
     pub settings: Settings,
+    /// What a model that merges nothing has beside.
+    pub other: Other,
+    /// What an unknown character costs such a model.
+    pub unknown_score: f64,
 }
 
 /// The byte ranges of the tables.
@@ -62,8 +67,10 @@ pub(super) struct Layout {
     pub ends: Range<usize>,
     /// The tokens' texts, in the order of their ids.
     pub texts: Range<usize>,
-    /// Open addressing, 16 bytes a slot: left id, right id, rank, product.
+    /// Open addressing, 16 bytes a slot: left id, right id, rank, product. Of a Unigram model node, byte, id, node.
     pub merges: Range<usize>,
+    /// For each id its score (f64), if the model has scores.
+    pub scores: Range<usize>,
 }
 
 /// The tables as slices, for the length of one call.
@@ -75,6 +82,9 @@ pub(super) struct Tables<'a> {
     pub ends: &'a [[u8; 4]],
     pub texts: &'a [u8],
     pub merges: &'a [[u8; 16]],
+    pub other: &'a Other,
+    pub scores: &'a [[u8; 8]],
+    pub unknown_score: f64,
 }
 
 /// Buffers of the merge loop, kept between words.
@@ -88,6 +98,7 @@ pub(super) struct MergeScratch {
     heap: BinaryHeap<Reverse<u64>>,
     cache: WordCache,
     stage: Stage,
+    pub(super) lattice: Lattice,
 }
 
 /// How far a long word is.
@@ -99,6 +110,8 @@ enum Stage {
     Pairs,
     /// Its pairs are merged, best first.
     Merge,
+    /// Its best path is looked for.
+    Path,
     /// No word is being merged.
     #[default]
     Done,
@@ -202,7 +215,7 @@ impl MergeScratch {
 
     /// Gives the buffers of a long word back, so that one does not fix a VM's memory. The cache stays.
     pub fn shrink(&mut self) {
-        if self.symbols.capacity() > STEPPED_WORD_BYTES {
+        if self.symbols.capacity() > STEPPED_WORD_BYTES || self.lattice.is_large() {
             let cache = std::mem::take(&mut self.cache);
             *self = Self { cache, ..Self::default() };
         }
@@ -220,6 +233,9 @@ impl Bpe {
             ends: section(&self.layout.ends).as_chunks().0,
             texts: section(&self.layout.texts),
             merges: section(&self.layout.merges).as_chunks().0,
+            other: &self.other,
+            scores: section(&self.layout.scores).as_chunks().0,
+            unknown_score: self.unknown_score,
         }
     }
 }
@@ -245,7 +261,9 @@ pub(super) fn pair_hash(left: u32, right: u32) -> u64 {
 impl Tables<'_> {
     /// Where the first part of a word ends that is encoded as it would be alone.
     pub fn first_cut(&self, word: &str) -> usize {
-        let Some(mark) = self.settings.cut_before else { return word.len() };
+        let Some(mark) = self.settings.cut_before.filter(|_| self.other.kind == Kind::Bpe) else {
+            return word.len();
+        };
         let mut previous = None;
         for (at, character) in word.char_indices() {
             let cuts = character == mark
@@ -277,16 +295,25 @@ impl Tables<'_> {
             ids.extend_from_slice(cached);
             return Ok(Word::Done);
         }
+        if self.other.kind != Kind::Bpe {
+            if word.len() > MAX_WORD_BYTES && self.settings.cut_before.is_none() {
+                return Err(too_long(word.len(), MAX_WORD_BYTES));
+            }
+            let begun = ids.len();
+            if self.encode_other(word, scratch, ids) == Word::Long {
+                scratch.stage = Stage::Path;
+                return Ok(Word::Long);
+            }
+            scratch.cache.keep(hash, word.as_bytes(), ids.get(begun..).unwrap_or_default());
+            return Ok(Word::Done);
+        }
         if let Some(id) = self.word_at(hash, word.as_bytes()) {
             scratch.cache.keep(hash, word.as_bytes(), &[id]);
             ids.push(id);
             return Ok(Word::Done);
         }
         if word.len() > MAX_WORD_BYTES {
-            return Err(EncodeError(format!(
-                "a word of {} bytes, at most {MAX_WORD_BYTES} are merged",
-                word.len()
-            )));
+            return Err(too_long(word.len(), MAX_WORD_BYTES));
         }
         if word.len() > STEPPED_WORD_BYTES {
             scratch.symbols.clear();
@@ -302,6 +329,13 @@ impl Tables<'_> {
 
     /// One bounded piece of merging a long word; its ids are appended by the last.
     pub fn merge_step(&self, word: &str, scratch: &mut MergeScratch, ids: &mut Vec<u32>) -> Word {
+        if matches!(scratch.stage, Stage::Path) {
+            let word = self.path_step(word, scratch, ids);
+            if word == Word::Done {
+                scratch.stage = Stage::Done;
+            }
+            return word;
+        }
         scratch.stage = match std::mem::take(&mut scratch.stage) {
             Stage::Atoms { at, in_unknown_run } => {
                 let rest = word.get(at..).unwrap_or_default();
@@ -333,7 +367,7 @@ impl Tables<'_> {
                     false => Stage::Merge,
                 }
             }
-            Stage::Done => return Word::Done,
+            Stage::Path | Stage::Done => return Word::Done,
         };
         if scratch.is_merging() {
             return Word::Long;
@@ -469,12 +503,12 @@ impl Tables<'_> {
         (self.ends.len(), self.merges.iter().filter(|slot| **slot != [0xFF; 16]).count())
     }
 
-    fn atom(&self, byte: u8) -> u32 {
+    pub(super) fn atom(&self, byte: u8) -> u32 {
         self.atoms.get(usize::from(byte)).map_or(NONE, |id| u32::from_le_bytes(*id))
     }
 
     /// The id of a word that is a token and encodes to itself.
-    fn word(&self, word: &[u8]) -> Option<u32> {
+    pub(super) fn word(&self, word: &[u8]) -> Option<u32> {
         self.word_at(word_hash(word), word)
     }
 
@@ -504,7 +538,7 @@ impl Tables<'_> {
     }
 
     /// Rank and product of the merge of two ids, or [`NO_PAIR`].
-    fn merge(&self, left: u32, right: u32) -> u64 {
+    pub(super) fn merge(&self, left: u32, right: u32) -> u64 {
         let wanted = (u64::from(right) << 32) | u64::from(left);
         let mut slot = home_slot(pair_hash(left, right), self.merges.len());
         for _ in 0..self.settings.merge_probes {

@@ -9,20 +9,15 @@
 
 use super::added::{Cut, Cutter};
 use super::bpe::{MergeScratch, Word};
+use super::normalize::Part;
 use super::pieces::{Cursor, Pieces};
-use super::window::{Next, Windows};
+use super::rewrite::Rewriting;
+use super::window::{Finder, Next, Windows};
 use super::{EncodeError, Tokenizer};
 use std::ops::Range;
-use tokenizers::pipeline::{Normalizer as _, NormalizerChain, PipelineNormalizer};
 
 /// Bytes of words encoded in one step: some hundred microseconds where every word is new.
 const STEP_BYTES: usize = 2 << 10;
-
-/// Bytes normalized in one step, at least. Halved, nothing is gained; doubled, combining marks take a millisecond.
-const NORMALIZED_BYTES: usize = 16 << 10;
-
-/// The longest run of text that can only be normalized together: of people's texts none has one of a kilobyte.
-const MAX_TOGETHER_BYTES: usize = 256 << 10;
 
 /// Says whether there is time for another step.
 pub type More<'a> = &'a mut dyn FnMut() -> bool;
@@ -74,6 +69,8 @@ pub struct Encoding {
     /// The next two are about what the stretch became.
     cutter: Cutter,
     piece: Range<usize>,
+    /// What is written of the piece, if anything is, before it is cut into words.
+    rewriting: Rewriting,
     /// The next two are about this piece of it: what is left of a word, and the part of it that is being merged.
     word: Range<usize>,
     part: Range<usize>,
@@ -95,6 +92,7 @@ enum Stage {
     Normalize,
     /// Looking for the next added token in what was normalized.
     CutNormal,
+    Rewrite,
     Words,
     Done,
 }
@@ -123,6 +121,7 @@ impl Encoding {
             normalized: 0,
             cutter: Cutter::default(),
             piece: 0..0,
+            rewriting: Rewriting::default(),
             word: 0..0,
             part: 0..0,
             scratch,
@@ -225,6 +224,7 @@ impl Encoding {
                 },
                 Stage::Normalize => self.normalize(tokenizer)?,
                 Stage::CutNormal => self.cut_normal(tokenizer),
+                Stage::Rewrite => self.rewrite(tokenizer),
                 Stage::Words => self.encode_words(tokenizer)?,
                 Stage::Done => return Ok(Some(self.finish(tokenizer))),
             };
@@ -253,7 +253,10 @@ impl Encoding {
         self.plain = plain;
         self.normal.clear();
         self.cutter = cutter;
-        if tokenizer.normalizes { Stage::Normalize } else { Stage::CutNormal }
+        match tokenizer.normalizers.steps.is_empty() {
+            true => Stage::CutNormal,
+            false => Stage::Normalize,
+        }
     }
 
     fn push_token(
@@ -269,17 +272,13 @@ impl Encoding {
 
     fn normalize(&mut self, tokenizer: &Tokenizer) -> Result<Stage, EncodeError> {
         let rest = self.text.get(self.normalized..self.plain.end).unwrap_or_default();
-        let normalizers = tokenizer.pipeline.get_normalizers();
-        let mut end = rest.len();
-        if tokenizer.normalizes_apart {
-            end = apart_from(rest, NORMALIZED_BYTES);
-            if end > MAX_TOGETHER_BYTES {
-                return Err(EncodeError(format!("{end} bytes that are only normalized together")));
-            }
-        }
-        let normal = NormalizerChain(normalizers)
-            .normalize(rest.get(..end).unwrap_or_default(), self.normalized)
-            .map_err(|error| EncodeError(error.to_string()))?;
+        let normalizers = &tokenizer.normalizers;
+        let end = normalizers.next(rest)?;
+        let begins = self.normalized == self.plain.start;
+        let part = Part { offset: self.normalized, begins, ends: end == rest.len() };
+        let text = rest.get(..end).unwrap_or_default();
+        let crates = tokenizer.pipeline.get_normalizers();
+        let normal = normalizers.normalize(crates, &tokenizer.classes, text, part)?;
         self.normal.push_str(&normal);
         self.normalized += end;
         Ok(if end == rest.len() { Stage::CutNormal } else { Stage::Normalize })
@@ -292,16 +291,37 @@ impl Encoding {
             Cut::End => Stage::CutRaw,
             Cut::Piece(piece) => {
                 self.ids.extend(piece.token);
-                self.scratch.windows.begin(piece.text.len());
-                self.piece = piece.text;
-                self.word = 0..0;
-                Stage::Words
+                if let Some(rewrite) = &tokenizer.rewrite {
+                    let opens = self.plain.start == 0 && piece.text.start == 0;
+                    self.rewriting.begin(rewrite, text, piece.text.clone(), opens);
+                    self.piece = piece.text;
+                    return Stage::Rewrite;
+                }
+                self.begin_words(tokenizer, piece.text)
             }
         }
     }
 
-    fn encode_words(&mut self, tokenizer: &Tokenizer) -> Result<Stage, EncodeError> {
+    fn rewrite(&mut self, tokenizer: &Tokenizer) -> Stage {
         let text = subject(tokenizer, &self.text, &self.plain, &self.normal);
+        if tokenizer.rewrite.as_ref().is_some_and(|rewrite| self.rewriting.step(rewrite, text)) {
+            return Stage::Rewrite;
+        }
+        self.begin_words(tokenizer, 0..self.rewriting.text().len())
+    }
+
+    fn begin_words(&mut self, tokenizer: &Tokenizer, piece: Range<usize>) -> Stage {
+        self.scratch.windows.begin(&tokenizer.words, piece.len());
+        self.piece = piece;
+        self.word = 0..0;
+        Stage::Words
+    }
+
+    fn encode_words(&mut self, tokenizer: &Tokenizer) -> Result<Stage, EncodeError> {
+        let text = match tokenizer.rewrite {
+            Some(_) => self.rewriting.text(),
+            None => subject(tokenizer, &self.text, &self.plain, &self.normal),
+        };
         let text = text.get(self.piece.clone()).unwrap_or_default();
         let tables = tokenizer.bpe.tables();
         let Scratch { windows, merge } = &mut *self.scratch;
@@ -310,11 +330,15 @@ impl Encoding {
             tables.merge_step(part, merge, &mut self.ids);
             return Ok(Stage::Words);
         }
+        let finder = Finder {
+            words: &tokenizer.words,
+            grammar: tokenizer.pipeline.get_pre_tokenizer(),
+            classes: &tokenizer.classes,
+        };
         let mut left = STEP_BYTES;
         while left > 0 {
             if self.word.is_empty() {
-                let grammar = tokenizer.pipeline.get_pre_tokenizer();
-                match windows.step(grammar, tokenizer.words_apart, text)? {
+                match windows.step(finder, text)? {
                     Next::Word(word) => self.word = word,
                     Next::Pending => return Ok(Stage::Words),
                     Next::End => return Ok(Stage::CutNormal),
@@ -354,72 +378,9 @@ fn subject<'a>(
     plain: &Range<usize>,
     normal: &'a str,
 ) -> &'a str {
-    if tokenizer.normalizes { normal } else { text.get(plain.clone()).unwrap_or_default() }
-}
-
-/// Whether normalizers may be given a text in parts that [`apart_from`] cuts: Unicode's normal forms may.
-pub(super) fn normalizes_apart(normalizers: &[PipelineNormalizer]) -> bool {
-    use PipelineNormalizer::{NFC, NFD, NFKC, NFKD};
-    normalizers.iter().all(|normalizer| matches!(normalizer, NFC(_) | NFD(_) | NFKC(_) | NFKD(_)))
-}
-
-/// The first place from `from` on, or the end, where a text may be cut before it is brought into a normal form: before a
-/// character that no form combines with, or moves before, what precedes it.
-fn apart_from(text: &str, from: usize) -> usize {
-    let stands_apart = |c: char| {
-        matches!(c, '\0'..='\u{7f}' | '\u{a0}'..='\u{2ff}' | '\u{400}'..='\u{482}'
-            | '\u{3041}'..='\u{3096}' | '\u{30a1}'..='\u{30fa}' | '\u{4e00}'..='\u{9fff}' | '\u{ac00}'..='\u{d7a3}')
-    };
-    let start = text.ceil_char_boundary(from);
-    let rest = text.get(start..).unwrap_or_default();
-    rest.char_indices().find(|&(_, c)| stands_apart(c)).map_or(text.len(), |(at, _)| start + at)
-}
-
-#[cfg(test)]
-mod tests {
-    use super::*;
-    use tokenizers::normalizers::{NFC, NFD, NFKC, NFKD};
-
-    fn random(state: &mut u64, below: usize) -> usize {
-        *state = state.wrapping_mul(0x5851_F42D_4C95_7F2D).wrapping_add(0x1405_7B7E_F767_814F);
-        (*state >> 33) as usize % below
-    }
-
-    /// Characters that combine, decompose, or take part in neither.
-    fn text(state: &mut u64) -> String {
-        const CHARACTERS: &str = "ae AÅé\u{301}\u{323}\u{30a}\u{345}\u{e33}\u{1100}\u{1161}\u{11a8}가각ｶﾞか\u{3099}が漢\u{212b}ﬁ½①\u{f900}\u{9be}\u{9c7}\u{9d7}\u{1d15e}й\u{306}и";
-        let all: Vec<char> = CHARACTERS.chars().collect();
-        (0..1 + random(state, 40)).map(|_| all[random(state, all.len())]).collect()
-    }
-
-    #[test]
-    fn normal_forms_of_parts_are_the_parts_of_the_normal_form() {
-        let forms = [
-            PipelineNormalizer::NFC(NFC),
-            PipelineNormalizer::NFD(NFD),
-            PipelineNormalizer::NFKC(NFKC),
-            PipelineNormalizer::NFKD(NFKD),
-        ];
-        let mut state = 7;
-        for round in 0..20_000 {
-            let text = text(&mut state);
-            let cut = apart_from(&text, random(&mut state, text.len() + 1));
-            for form in &forms {
-                let form = |text| form.normalize(text, 0).expect("a normal form").into_owned();
-                let (before, after) = text.split_at(cut);
-                assert_eq!(
-                    form(before) + &form(after),
-                    form(&text),
-                    "{round}: {before:?} {after:?}"
-                );
-            }
-        }
-    }
-
-    #[test]
-    fn what_only_normalizes_together_has_a_bound() {
-        assert_eq!(apart_from(&"\u{301}".repeat(1_000), 500), 2_000);
-        assert_eq!(apart_from("ab\u{301}c", 2), 4);
-        assert_eq!(apart_from("ab", 9), 2);
+    if !tokenizer.normalizers.steps.is_empty() {
+        normal
+    } else {
+        text.get(plain.clone()).unwrap_or_default()
     }
 }

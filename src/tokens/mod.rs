@@ -1,25 +1,38 @@
 //! Text to token ids, as the model's own tokenizer does it.
 //!
-//! Normalizers, pre-tokenizers and post-processors come from the `tokenizers` crate. The vocabulary, the merges and the added
+//! Most normalizers, the pre-tokenizers with a hand-written grammar and the post-processors come from the `tokenizers`
+//! crate; patterns are ours. The vocabulary, the merges and the added
 //! tokens are tables of the [`prepared`] file, read in place: building the crate's own tables takes a second or more per
 //! VM in one uninterruptible call, and several times the memory.
 //!
-//! It does not decode, truncate or pad, and knows byte pair encoding only.
+//! It does not decode, truncate or pad.
 
 mod added;
 pub mod blocks;
 mod bpe;
+mod cutting;
 mod encoding;
 pub mod ids;
+mod normalize;
+mod pattern;
 mod pieces;
 pub mod prepared;
+mod rewrite;
+mod unigram;
 mod window;
+
+#[cfg(test)]
+mod kinds;
 
 use added::AddedTokens;
 use bpe::Bpe;
 use encoding::Scratch;
 pub use encoding::{Encoding, Mark, More};
+use normalize::Normalizers;
+use pattern::Classes;
 pub use pieces::Pieces;
+use prepared::plan::{Plan, Words};
+use rewrite::Rewrite;
 use std::fmt;
 use std::sync::Mutex;
 use tokenizers::pipeline::PipelineTokenizer;
@@ -34,11 +47,13 @@ pub struct Tokenizer {
     pipeline: PipelineTokenizer,
     added: AddedTokens,
     bpe: Bpe,
-    /// Whether it has normalizers, and whether they can be given a text in parts.
-    normalizes: bool,
-    normalizes_apart: bool,
-    /// Whether words can be found a window at a time.
-    words_apart: bool,
+    normalizers: Normalizers,
+    /// What is written into a text before it is cut into words.
+    rewrite: Option<Rewrite>,
+    /// How words are found.
+    words: Words,
+    /// The characters that patterns speak of.
+    classes: Classes,
     /// The buffers of the text that was encoded last.
     kept: Mutex<Option<Box<Scratch>>>,
 }
@@ -67,12 +82,18 @@ impl fmt::Display for EncodeError {
 impl std::error::Error for EncodeError {}
 
 impl Tokenizer {
-    fn new(pipeline: PipelineTokenizer, added: AddedTokens, bpe: Bpe) -> Self {
-        let normalizers = pipeline.get_normalizers();
+    fn new(
+        pipeline: PipelineTokenizer,
+        added: AddedTokens,
+        bpe: Bpe,
+        plan: Plan,
+        classes: Classes,
+    ) -> Self {
         Self {
-            normalizes: !normalizers.is_empty(),
-            normalizes_apart: encoding::normalizes_apart(normalizers),
-            words_apart: window::cuts_apart(pipeline.get_pre_tokenizer()),
+            normalizers: Normalizers { steps: plan.steps, apart: plan.apart },
+            rewrite: plan.rewrite,
+            words: plan.words,
+            classes,
             pipeline,
             added,
             bpe,

@@ -1,10 +1,14 @@
 //! The words of a text, found a window at a time.
 //!
 //! The pre-tokenizer of the `tokenizers` crate takes a whole text in one call and needs eight bytes of memory for each
-//! of the text's. Where its grammar is known, a window does as well: up to a place that [`is_apart`] knows, the words of
-//! the window are the words of the whole. It does not merge or normalize.
+//! of the text's. Its grammars are known, so that a window does as well: up to a place that [`is_apart`] knows, the words of
+//! the window are the words of the whole. Where there is no grammar, patterns find words one by one. It does not merge or
+//! normalize.
 
 use super::EncodeError;
+use super::cutting::{Cutting, Found, Level};
+use super::pattern::Classes;
+use super::prepared::plan::Words;
 use std::ops::Range;
 use tokenizers::SplitDelimiterBehavior;
 use tokenizers::pipeline::{PipelinePreTokenizer, PreTokenizer as _, PreTokenizerScratch, Span};
@@ -31,6 +35,18 @@ pub(super) struct Windows {
     /// How long the next window is to be.
     size: usize,
     buffers: PreTokenizerScratch,
+    cutting: Cutting,
+}
+
+/// How words are found.
+#[derive(Clone, Copy)]
+pub(super) struct Finder<'a> {
+    /// Grammar or patterns.
+    pub words: &'a Words,
+    /// The crate's grammar.
+    pub grammar: &'a PipelinePreTokenizer,
+    /// The characters that patterns speak of.
+    pub classes: &'a Classes,
 }
 
 /// What one step found.
@@ -53,27 +69,32 @@ impl Default for Windows {
             taken: 0,
             size: 0,
             buffers: PreTokenizerScratch::default(),
+            cutting: Cutting::default(),
         }
     }
 }
 
 impl Windows {
     /// Begins with another text, of so many bytes.
-    pub fn begin(&mut self, length: usize) {
+    pub fn begin(&mut self, words: &Words, length: usize) {
+        if let Words::Levels(levels) = words {
+            self.cutting.begin(levels, length);
+        }
         self.rest = 0..length;
         self.spans.clear();
         self.taken = 0;
         self.size = self.window;
     }
 
-    /// The next word of `text`, which must be the same until another is begun, or a step on the way there. `cuts` is
-    /// what [`cuts_apart`] says of the grammar.
-    pub fn step(
-        &mut self,
-        grammar: &PipelinePreTokenizer,
-        cuts: bool,
-        text: &str,
-    ) -> Result<Next, EncodeError> {
+    /// The next word of `text`, which must be the same until another is begun, or a step on the way there.
+    pub fn step(&mut self, finder: Finder<'_>, text: &str) -> Result<Next, EncodeError> {
+        if let Words::Levels(levels) = finder.words {
+            return Ok(match self.cutting.step(levels, finder.classes, text)? {
+                Found::Piece(word) => Next::Word(word),
+                Found::Pending => Next::Pending,
+                Found::End => Next::End,
+            });
+        }
         if let Some(span) = self.spans.get(self.taken) {
             self.taken += 1;
             let range = span.range();
@@ -83,12 +104,21 @@ impl Windows {
             return Ok(Next::End);
         }
         let rest = text.get(self.rest.clone()).unwrap_or_default();
-        let end = if cuts { rest.floor_char_boundary(self.size) } else { rest.len() };
+        let end = rest.floor_char_boundary(self.size);
         let window = rest.get(..end).unwrap_or_default();
         self.spans.clear();
         self.taken = 0;
         self.start = self.rest.start;
-        grammar
+        if let Words::GrammarUnless { class, levels } = finder.words
+            && finder.classes.occurs(*class, window)
+        {
+            let found = self.by_patterns(levels, finder.classes, rest, end.min(WINDOW_BYTES))?;
+            self.rest.start += found;
+            self.size = self.window;
+            return Ok(Next::Pending);
+        }
+        finder
+            .grammar
             .pre_tokenize(window, &mut self.buffers, &mut self.spans)
             .map_err(|error| EncodeError(error.to_string()))?;
         if end == rest.len() {
@@ -114,6 +144,29 @@ impl Windows {
         Ok(Next::Pending)
     }
 
+    /// The words of a text up to a place, or across it, by patterns. Where the last one ends.
+    fn by_patterns(
+        &mut self,
+        levels: &[Level],
+        classes: &Classes,
+        text: &str,
+        until: usize,
+    ) -> Result<usize, EncodeError> {
+        let mut at = 0;
+        self.cutting.begin(levels, text.len());
+        while at < until {
+            match self.cutting.step(levels, classes, text)? {
+                Found::Piece(word) => {
+                    at = word.end;
+                    self.spans.push(Span { start: word.start as u32, end: word.end as u32 });
+                }
+                Found::Pending => {}
+                Found::End => return Ok(text.len()),
+            }
+        }
+        Ok(at)
+    }
+
     /// Gives large buffers back.
     pub fn shrink(&mut self) {
         if self.spans.capacity() > 2 * WINDOW_BYTES {
@@ -123,7 +176,7 @@ impl Windows {
 }
 
 /// Whether a grammar is one of those that [`is_apart`] speaks of: the crate's own hand-written ones, each cut out as
-/// it stands. Of all others the words are found in one call.
+/// it stands.
 pub(super) fn cuts_apart(grammar: &PipelinePreTokenizer) -> bool {
     match grammar {
         PipelinePreTokenizer::Split(split) => {
@@ -244,11 +297,13 @@ mod tests {
     /// The words of a text, by windows of so many bytes at first.
     fn words(pipeline: &PipelineTokenizer, text: &str, size: usize) -> Vec<Range<usize>> {
         let mut windows = Windows { window: size, ..Windows::default() };
-        windows.begin(text.len());
+        windows.begin(&Words::Grammar, text.len());
         let grammar = pipeline.get_pre_tokenizer();
+        let classes = Classes::default();
+        let finder = Finder { words: &Words::Grammar, grammar, classes: &classes };
         let mut words = Vec::new();
         loop {
-            match windows.step(grammar, cuts_apart(grammar), text).expect("words") {
+            match windows.step(finder, text).expect("words") {
                 Next::Word(word) => words.push(word),
                 Next::Pending => {}
                 Next::End => return words,
@@ -293,12 +348,5 @@ mod tests {
                 }
             }
         }
-    }
-
-    #[test]
-    fn other_grammars_are_given_the_whole_text() {
-        let whitespace = pipeline(&json!({"type": "WhitespaceSplit"}));
-        assert!(!cuts_apart(whitespace.get_pre_tokenizer()));
-        assert_eq!(words(&whitespace, "a b  c", 1), [0..1, 2..3, 5..6]);
     }
 }

@@ -3,6 +3,7 @@
 //! It follows the library's reading, odd as it is in places: comments of several lines are marked on the first only, `anyOf`
 //! and all it does not know are `any`. It writes, and does not check schemas.
 
+use super::super::python::float as float_text;
 use crate::template::TemplateError;
 use crate::tokens::MAX_TEXT_BYTES;
 use hashbrown::HashSet;
@@ -261,10 +262,7 @@ impl Writer<'_> {
         match default.as_str() {
             Some(text) if !is_enum => self.push(&["default: \"", text, "\""]),
             Some(text) if quotes == Quotes::UnlessEnum => self.push(&["default: ", text]),
-            _ => {
-                check_numbers(default)?;
-                self.push(&["default: ", &default.to_string()])
-            }
+            _ => self.push(&["default: ", &as_the_library_reads(default)?.to_string()]),
         }
     }
 }
@@ -280,15 +278,48 @@ fn text<'v>(schema: &'v Value, name: &str) -> Option<&'v str> {
     schema.get(name)?.as_str()
 }
 
-/// `-0` is an integer in Python, which keeps no sign, and a float in the JSON reader.
-fn check_numbers(value: &Value) -> Result<(), TemplateError> {
-    match value {
-        Value::Number(number) => match number.as_f64() {
-            Some(float) if float == 0.0 && float.is_sign_negative() => Err(TemplateError::Number),
-            _ => Ok(()),
+/// A value as the engine's library reads it from the JSON that Python writes: its reader puts a float together from digits
+/// and a power of ten, which is off in the last place for some. `-0` is an integer in Python, which keeps no sign, and a
+/// float in our reader.
+fn as_the_library_reads(value: &Value) -> Result<Value, TemplateError> {
+    Ok(match value {
+        Value::Number(number) if number.is_f64() => match number.as_f64() {
+            Some(float) if float == 0.0 && float.is_sign_negative() => {
+                return Err(TemplateError::Number);
+            }
+            float => Value::from(float.and_then(put_together)),
         },
-        Value::Array(values) => values.iter().try_for_each(check_numbers),
-        Value::Object(fields) => fields.values().try_for_each(check_numbers),
-        _ => Ok(()),
+        Value::Array(values) => {
+            Value::Array(values.iter().map(as_the_library_reads).collect::<Result<_, _>>()?)
+        }
+        Value::Object(fields) => {
+            let field = |(name, value): (&String, &Value)| {
+                as_the_library_reads(value).map(|value| (name.clone(), value))
+            };
+            Value::Object(fields.iter().map(field).collect::<Result<_, _>>()?)
+        }
+        value => value.clone(),
+    })
+}
+
+/// A float from its digits, times or by a power of ten.
+fn put_together(float: f64) -> Option<f64> {
+    let text = float_text(float.abs());
+    let (mantissa, exponent) = text.split_once('e').unwrap_or((&text, "0"));
+    let (whole, fraction) = mantissa.split_once('.').unwrap_or((mantissa, ""));
+    let digits: u64 = format!("{whole}{fraction}").parse().ok()?;
+    let exponent =
+        exponent.parse::<i32>().ok()?.checked_sub(i32::try_from(fraction.len()).ok()?)?;
+    let power = |exponent: u32| format!("1e{exponent}").parse::<f64>().ok();
+    let (mut read, mut left) = (digits as f64, exponent);
+    while left < -308 {
+        read /= power(308)?;
+        left += 308;
     }
+    read = if left < 0 {
+        read / power(left.unsigned_abs())?
+    } else {
+        read * power(left.unsigned_abs())?
+    };
+    Some(if float.is_sign_negative() { -read } else { read })
 }

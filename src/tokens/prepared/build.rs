@@ -2,15 +2,19 @@
 //!
 //! It reads and writes no file itself, and does not prove its result: `warmpath-prepare` does both.
 
+use super::lower::Lowered;
+use super::others::OtherSource;
 use super::{LoadError, charsmap, container, tables};
 use crate::template::RendererName;
+use crate::template::named;
 use crate::tokens::added::{AddedToken, MAX_ADDED_BYTES, MAX_ADDED_TOKENS};
+use crate::tokens::normalize::{Normalizers, Part};
+use crate::tokens::pattern::Classes;
 use serde_json::{Map, Value, json};
+use std::borrow::Cow;
 use std::collections::BTreeMap;
 use tables::{BpeSource, Written};
-use tokenizers::pipeline::{
-    NormalizerChain, PipelineNormalizer, PreTokenizer, PreTokenizerScratch,
-};
+use tokenizers::pipeline::{Normalizer, PipelineNormalizer};
 use tokenizers::vocab::bucket_added_vocabulary as crate_added;
 
 /// Builds the prepared bytes from a Hugging Face model's files, for the renderer that its special tokens speak of.
@@ -45,19 +49,36 @@ pub fn prepare_for(
         .map_err(|error| LoadError(error.to_string()))?;
     let mut tokenizer: Value = serde_json::from_str(tokenizer_json)
         .map_err(|error| LoadError(format!("tokenizer.json: {error}")))?;
-    refuse_other_models(&tokenizer)?;
+    let root = tokenizer
+        .as_object_mut()
+        .ok_or_else(|| LoadError("tokenizer.json: expected an object".to_owned()))?;
+    let Lowered { mut plan, compiler, normalizer, pre_tokenizer, byte_level } =
+        Lowered::take(root)?;
+    // Decoding is not done here, and engines pass no truncation or padding of the file's on to a prompt.
+    for unused in ["decoder", "truncation", "padding"] {
+        root.insert(unused.to_owned(), Value::Null);
+    }
     tokenizers::canonicalize_value(&mut tokenizer)
         .map_err(|error| LoadError(format!("tokenizer.json: {error}")))?;
     let root = tokenizer
         .as_object_mut()
         .ok_or_else(|| LoadError("tokenizer.json: expected an object".to_owned()))?;
-    let source = BpeSource::read(root.get("model").unwrap_or(&Value::Null))?;
+    let source = Source::read(root.get("model").unwrap_or(&Value::Null), byte_level)?;
     let declared = root.remove("added_tokens").unwrap_or(Value::Null);
+    root.insert("normalizer".to_owned(), normalizer);
+    root.insert("pre_tokenizer".to_owned(), pre_tokenizer);
     let pipeline = pipeline_json(root)?;
-    let added = added_tokens(&declared, &source, &pipeline)?;
+    let classes = compiler.table();
+    let normalizers = Normalizers { steps: plan.steps.clone(), apart: plan.apart };
+    let added = added_tokens(&declared, &source, &pipeline, &normalizers, &classes)?;
+    if let Source::Other(other) = &source {
+        plan.other = other.other.clone();
+        plan.unknown_score = other.unknown_score().to_bits();
+    }
+    let plan = serde_json::to_vec(&plan).map_err(|error| LoadError(error.to_string()))?;
     let tokens = |token: &str| added.iter().any(|added| added.content == token);
     let renderer = renderer.unwrap_or_else(|| RendererName::of_special_tokens(tokens));
-    let Written { settings, atoms, words, ends, texts, merges } = source.write()?;
+    let Written { settings, atoms, words, ends, texts, merges, scores } = source.write()?;
     container::write([
         pipeline.as_bytes(),
         &write_added(&added),
@@ -70,19 +91,48 @@ pub fn prepare_for(
         &ends,
         &texts,
         &merges,
+        &scores,
+        &classes.write(),
+        &plan,
     ])
 }
 
-/// Legacy files need not name the model's type; what has no merges is no byte pair encoding.
-fn refuse_other_models(tokenizer: &Value) -> Result<(), LoadError> {
-    let model = tokenizer.get("model").unwrap_or(&Value::Null);
-    match model.get("type").and_then(Value::as_str) {
-        Some("BPE") => Ok(()),
-        None if model.get("merges").is_some() => Ok(()),
-        Some(other) => Err(LoadError(format!(
-            "tokenizer.json: model.type: {other} is not supported, only BPE is"
-        ))),
-        None => Err(LoadError("tokenizer.json: model.type: expected \"BPE\"".to_owned())),
+/// The model of a canonical `tokenizer.json`.
+enum Source {
+    Bpe(BpeSource),
+    Other(OtherSource),
+}
+
+impl Source {
+    fn read(model: &Value, byte_level: bool) -> Result<Self, LoadError> {
+        match model.get("type").and_then(Value::as_str).unwrap_or_default() {
+            "BPE" => Ok(Self::Bpe(BpeSource::read(model, byte_level)?)),
+            other if byte_level => Err(LoadError(format!(
+                "tokenizer.json: pre_tokenizer: ByteLevel before a model of type {other} is not supported"
+            ))),
+            other => Ok(Self::Other(OtherSource::read(model, other)?)),
+        }
+    }
+
+    fn vocabulary_size(&self) -> usize {
+        match self {
+            Self::Bpe(source) => source.vocabulary_size(),
+            Self::Other(source) => source.vocabulary_size(),
+        }
+    }
+
+    fn id(&self, token: &str) -> Option<u32> {
+        match self {
+            Self::Bpe(source) => source.id(token),
+            Self::Other(source) => source.id(token),
+        }
+    }
+
+    fn write(&self) -> Result<Written, LoadError> {
+        match self {
+            Self::Bpe(source) => source.write(),
+            Self::Other(source) => source.write(),
+        }
     }
 }
 
@@ -91,34 +141,22 @@ fn pipeline_json(root: &mut Map<String, Value>) -> Result<String, LoadError> {
     let tiny = json!({"type": "BPE", "byte_level": false, "vocab": {"a": 0}, "merges": []});
     root.insert("model".to_owned(), tiny);
     root.insert("added_tokens".to_owned(), json!([]));
-    // Decoding is not done here, and engines pass no truncation or padding of the file's on to a prompt.
-    for unused in ["decoder", "truncation", "padding"] {
-        root.insert(unused.to_owned(), Value::Null);
-    }
     serde_json::to_string(root).map_err(|error| LoadError(error.to_string()))
 }
 
 /// The added tokens with the ids they get: the crate and its Python form number them by their order, whatever the file says.
 fn added_tokens(
     declared: &Value,
-    source: &BpeSource,
+    source: &Source,
     pipeline: &str,
+    normalizers: &Normalizers,
+    classes: &Classes,
 ) -> Result<Vec<AddedToken>, LoadError> {
     let donor = tokenizers::from_json(pipeline)
         .map_err(|error| LoadError(format!("tokenizer.json: {error}")))?;
     charsmap::check(donor.get_normalizers())
         .map_err(|error| LoadError(format!("tokenizer.json: {error}")))?;
-    // A pattern the crate has no grammar for is refused only when a text is cut.
-    donor
-        .get_pre_tokenizer()
-        .pre_tokenize("a", &mut PreTokenizerScratch::default(), &mut Vec::new())
-        .map_err(|error| LoadError(format!("tokenizer.json: pre_tokenizer: {error}")))?;
-    // The crate leaves a closing `Metaspace` out when it normalizes added tokens.
-    let normalizers = match donor.get_normalizers() {
-        [before @ .., PipelineNormalizer::Metaspace(_)] => before,
-        all => all,
-    };
-    let chain = NormalizerChain(normalizers);
+    let chain = Chain { normalizers, crates: donor.get_normalizers(), classes };
     let tokens = read_declared(declared)?;
     let mut vocabulary = crate_added::AddedVocabulary::new();
     vocabulary
@@ -141,6 +179,20 @@ fn added_tokens(
         return Err(LoadError("tokenizer.json: added_tokens: too many".to_owned()));
     }
     Ok(added)
+}
+
+/// All normalizers, the crate's and ours, as the crate asks them.
+struct Chain<'a> {
+    normalizers: &'a Normalizers,
+    crates: &'a [PipelineNormalizer],
+    classes: &'a Classes,
+}
+
+impl Normalizer for Chain<'_> {
+    fn normalize<'t>(&self, text: &'t str, offset: usize) -> tokenizers::Result<Cow<'t, str>> {
+        let whole = Part { offset, begins: true, ends: true };
+        Ok(self.normalizers.normalize(self.crates, self.classes, text, whole)?)
+    }
 }
 
 /// The declared tokens in the order of their ids.
@@ -200,16 +252,19 @@ fn write_added(added: &[AddedToken]) -> Vec<u8> {
 }
 
 /// The template inside `tokenizer_config.json`: a string, or a list of named ones of which `default` counts.
-fn chat_template_of(config: &Value) -> Result<String, LoadError> {
+fn chat_template_of<'a>(config: &'a Value) -> Result<String, LoadError> {
     match config.get("chat_template") {
         None | Some(Value::Null) => Ok(String::new()),
         Some(Value::String(template)) => Ok(template.clone()),
-        Some(Value::Array(named)) => Ok(named
-            .iter()
-            .find(|entry| entry.get("name").and_then(Value::as_str) == Some("default"))
-            .and_then(|entry| entry.get("template").and_then(Value::as_str))
-            .unwrap_or_default()
-            .to_owned()),
+        Some(Value::Array(list)) => {
+            let field = |entry: &'a Value, name| entry.get(name).and_then(Value::as_str);
+            let named = list
+                .iter()
+                .filter_map(|entry| Some((field(entry, "name")?, field(entry, "template")?)));
+            named::join(named).map_err(|error| {
+                LoadError(format!("tokenizer_config.json: chat_template: {error}"))
+            })
+        }
         Some(_) => Err(LoadError(
             "tokenizer_config.json: chat_template: expected a string or a list".to_owned(),
         )),

@@ -44,9 +44,14 @@ pub(super) enum Section {
     Ends,
     Texts,
     Merges,
+    Scores,
+    /// The table of [`crate::tokens::pattern::Classes`], or nothing.
+    Classes,
+    /// What is ours of normalizers, pre-tokenizer and model: see `super::plan`.
+    Plan,
 }
 
-const SECTIONS: usize = Section::Merges as usize + 1;
+const SECTIONS: usize = Section::Plan as usize + 1;
 const BODY_FROM: usize = CHECKED_FROM + 4 * SECTIONS;
 
 /// Where the sections of a file lie.

@@ -4,13 +4,16 @@
 //! is accepted when its shape is right, since wrong entries can only give wrong ids.
 
 use super::container::{CHECKED_FROM, Contents, Section, number};
+use super::plan::{Plan, Words};
 use super::{LoadError, Prepared, charsmap};
-use crate::tokens::Tokenizer;
 use crate::tokens::added::{AddedToken, AddedTokens, MAX_ADDED_BYTES, MAX_ADDED_TOKENS};
 use crate::tokens::bpe::{Bpe, Layout, NONE, Settings};
+use crate::tokens::normalize::Step;
+use crate::tokens::pattern::Classes;
+use crate::tokens::{Tokenizer, window};
 use std::collections::BTreeMap;
 use std::ops::Range;
-use tokenizers::pipeline::PipelineNormalizer;
+use tokenizers::pipeline::{PipelineNormalizer, PipelineTokenizer};
 use xxhash_rust::xxh3::Xxh3Default;
 
 /// Bytes hashed in one step: about a millisecond. Doubled, the stall doubles; halved, loading takes more ticks.
@@ -128,7 +131,7 @@ impl Loader {
             .map_err(|error| self.error(Section::Pipeline, &error.to_string()))?;
         charsmap::check(pipeline.get_normalizers())
             .map_err(|error| self.error(Section::Pipeline, &error.to_string()))?;
-        if growth(pipeline.get_normalizers()) > MAX_GROWTH {
+        if growth(&pipeline) > MAX_GROWTH {
             return Err(self.error(Section::Pipeline, "normalizers that make texts too long"));
         }
         let special_tokens: BTreeMap<String, String> =
@@ -139,8 +142,24 @@ impl Loader {
         let renderer = renderer.map_err(|error: String| self.error(Section::Renderer, &error))?;
         let settings = self.settings()?;
         let layout = self.layout()?;
-        let bpe = Bpe { bytes: std::mem::take(&mut self.bytes), layout, settings };
-        let tokenizer = Tokenizer::new(pipeline, added, bpe);
+        let plan: Plan = serde_json::from_str(self.text(Section::Plan)?)
+            .map_err(|error| self.error(Section::Plan, &error.to_string()))?;
+        let classes = self.bytes.get(self.contents.range(Section::Classes));
+        let classes = classes.filter(|bytes| bytes.len() <= MAX_TEXT_SECTION);
+        let classes = classes.and_then(Classes::read);
+        let classes = classes.ok_or_else(|| self.error(Section::Classes, "no table of classes"))?;
+        if !plan.is_bounded() || replacements(&plan).saturating_mul(growth(&pipeline)) > MAX_GROWTH
+        {
+            return Err(self.error(Section::Plan, "too much of something"));
+        }
+        let levels = matches!(plan.words, Words::Levels(_));
+        if !levels && !window::cuts_apart(pipeline.get_pre_tokenizer()) {
+            return Err(self.error(Section::Plan, "no grammar"));
+        }
+        let bytes = std::mem::take(&mut self.bytes);
+        let unknown_score = f64::from_bits(plan.unknown_score);
+        let bpe = Bpe { bytes, layout, settings, other: plan.other.clone(), unknown_score };
+        let tokenizer = Tokenizer::new(pipeline, added, bpe, plan, classes);
         let checksum = self.contents.checksum;
         let prepared = Prepared { tokenizer, chat_template, renderer, special_tokens, checksum };
         Ok(Progress::Ready(Box::new(prepared)))
@@ -193,6 +212,7 @@ impl Loader {
             ends: table(Section::Ends, 4)?,
             texts: self.contents.range(Section::Texts),
             merges: table(Section::Merges, 16)?,
+            scores: table(Section::Scores, 8)?,
         };
         let last = layout.ends.end.saturating_sub(4);
         if layout.ends.is_empty() || number(&self.bytes, last)? as usize != layout.texts.len() {
@@ -221,11 +241,20 @@ pub fn too_large(length: usize) -> LoadError {
 }
 
 /// How many times longer a text may become.
-fn growth(normalizers: &[PipelineNormalizer]) -> usize {
-    let lengths = normalizers.iter().map(|normalizer| match normalizer {
+fn growth(pipeline: &PipelineTokenizer) -> usize {
+    let lengths = pipeline.get_normalizers().iter().map(|normalizer| match normalizer {
         PipelineNormalizer::Replace(replace) => replace.content.len(),
         PipelineNormalizer::Prepend(prepend) => prepend.prepend.len(),
         _ => 1,
+    });
+    lengths.fold(1, |product, length| product.saturating_mul(length.max(1)))
+}
+
+/// The same of the patterns that are replaced.
+fn replacements(plan: &Plan) -> usize {
+    let lengths = plan.steps.iter().map(|step| match step {
+        Step::Replace(_, content) => content.len(),
+        Step::Crate(_) => 1,
     });
     lengths.fold(1, |product, length| product.saturating_mul(length.max(1)))
 }

@@ -7,6 +7,9 @@ mod build;
 mod charsmap;
 mod container;
 mod load;
+mod lower;
+mod others;
+pub(super) mod plan;
 mod tables;
 
 pub use build::{prepare, prepare_for};

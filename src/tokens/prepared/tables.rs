@@ -6,13 +6,14 @@
 use super::LoadError;
 use super::load::{MAX_CUT_EXCEPTIONS, MAX_PROBES};
 use crate::tokens::bpe::{MergeScratch, NONE, Settings, Tables, home_slot, pair_hash, word_hash};
+use crate::tokens::unigram::{Kind, Other};
 use hashbrown::{HashMap, HashSet};
 use serde_json::Value;
 
 /// Highest token id. Ten times the largest vocabulary known; the table of text ends has four bytes for each.
-const MAX_ID: u32 = 1 << 22;
+pub(super) const MAX_ID: u32 = 1 << 22;
 /// The character SentencePiece writes for a space.
-const SPACE_MARK: char = '\u{2581}';
+pub(super) const SPACE_MARK: char = '\u{2581}';
 
 /// The `model` of a canonical `tokenizer.json`.
 pub(super) struct BpeSource {
@@ -37,11 +38,12 @@ pub(super) struct Written {
     pub ends: Vec<u8>,
     pub texts: Vec<u8>,
     pub merges: Vec<u8>,
+    pub scores: Vec<u8>,
 }
 
 impl BpeSource {
     /// Reads the model.
-    pub fn read(model: &Value) -> Result<Self, LoadError> {
+    pub fn read(model: &Value, byte_level: bool) -> Result<Self, LoadError> {
         for affix in ["continuing_subword_prefix", "end_of_word_suffix"] {
             if model.get(affix).and_then(Value::as_str).is_some_and(|text| !text.is_empty()) {
                 return Err(wrong(affix, "not supported"));
@@ -62,7 +64,7 @@ impl BpeSource {
             ids,
             merges: HashMap::new(),
             products: HashSet::new(),
-            byte_level: flag("byte_level"),
+            byte_level,
             byte_fallback: flag("byte_fallback"),
             fuse_unk: flag("fuse_unk"),
             ignore_merges: flag("ignore_merges"),
@@ -234,14 +236,20 @@ impl BpeSource {
 }
 
 /// A token's text as a word would spell it.
-struct TokenText {
-    id: u32,
+pub(super) struct TokenText {
+    /// Its id.
+    pub id: u32,
     bytes: Vec<u8>,
     spells_a_word: bool,
     is_one_character: bool,
 }
 
 impl TokenText {
+    /// A token that is spelled as it is.
+    pub fn plain(id: u32, token: &str) -> Self {
+        Self { id, bytes: token.into(), spells_a_word: true, is_one_character: false }
+    }
+
     fn word(&self) -> Option<&str> {
         let word = std::str::from_utf8(&self.bytes).ok().filter(|word| !word.is_empty());
         word.filter(|_| self.spells_a_word)
@@ -257,11 +265,18 @@ impl Written {
             ends: self.ends.as_chunks().0,
             texts: &self.texts,
             merges: self.merges.as_chunks().0,
+            other: &NO_OTHER,
+            scores: &[],
+            unknown_score: 0.0,
         }
     }
 }
 
-fn read_vocabulary(vocabulary: &Value) -> Result<HashMap<String, u32>, LoadError> {
+/// What byte pair encoding has of other models.
+static NO_OTHER: Other =
+    Other { kind: Kind::Bpe, prefix: String::new(), most_characters: 0, longest: 0 };
+
+pub(super) fn read_vocabulary(vocabulary: &Value) -> Result<HashMap<String, u32>, LoadError> {
     let entries = vocabulary.as_object().ok_or_else(|| wrong("vocab", "expected an object"))?;
     let mut ids = HashMap::with_capacity(entries.len());
     let mut seen = HashSet::with_capacity(entries.len());
@@ -281,7 +296,7 @@ fn read_vocabulary(vocabulary: &Value) -> Result<HashMap<String, u32>, LoadError
     }
 }
 
-fn word_table<'a>(
+pub(super) fn word_table<'a>(
     words: impl Iterator<Item = (&'a [u8], u32)>,
 ) -> Result<(Vec<u8>, u32), LoadError> {
     let entries = words.map(|(word, id)| {
@@ -292,7 +307,7 @@ fn word_table<'a>(
 }
 
 /// Open addressing, seven slots in ten used: more makes lookups slow, less makes files large.
-fn fill_table<const SLOT: usize>(
+pub(super) fn fill_table<const SLOT: usize>(
     mut entries: Vec<(u64, [u8; SLOT])>,
 ) -> Result<(Vec<u8>, u32), LoadError> {
     // One order for one vocabulary: the same model gives the same file, byte for byte.
@@ -318,7 +333,7 @@ fn fill_table<const SLOT: usize>(
     Ok((table.concat(), most))
 }
 
-fn write_texts(texts: &[TokenText]) -> (Vec<u8>, Vec<u8>) {
+pub(super) fn write_texts(texts: &[TokenText]) -> (Vec<u8>, Vec<u8>) {
     let (mut ends, mut all) = (Vec::new(), Vec::new());
     for text in texts {
         // Ids that no token has get empty texts.
@@ -331,7 +346,7 @@ fn write_texts(texts: &[TokenText]) -> (Vec<u8>, Vec<u8>) {
     (ends, all)
 }
 
-fn write_settings(settings: &Settings) -> Vec<u8> {
+pub(super) fn write_settings(settings: &Settings) -> Vec<u8> {
     let flags = u32::from(settings.byte_level) | u32::from(settings.fuse_unk) << 1;
     let cut = settings.cut_before.map_or(NONE, u32::from);
     let numbers = [flags, settings.unk, settings.word_probes, settings.merge_probes, cut];
@@ -349,6 +364,6 @@ fn byte_character(byte: u8) -> char {
     char::from_u32(0x100 + before).unwrap_or(char::REPLACEMENT_CHARACTER)
 }
 
-fn wrong(field: &str, what: &str) -> LoadError {
+pub(super) fn wrong(field: &str, what: &str) -> LoadError {
     LoadError(format!("tokenizer.json: model.{field}: {what}"))
 }
