@@ -73,7 +73,7 @@ fn configured(name: &str, arguments: &str) -> PathBuf {
         format!(r#"{{"name": "tiny", "prepared": {prepared}, "template_arguments": {arguments}}}"#);
     written(
         name,
-        format!(r#"{{"models": [{model}], "clusters": [{{"name": "replicas"}}]}}"#).as_bytes(),
+        format!(r#"{{"models": [{model}], "clusters": [{{"name": "replicas", "admin_cluster": "admin"}}]}}"#).as_bytes(),
     )
 }
 
