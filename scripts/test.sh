@@ -132,7 +132,7 @@ step_clippy() {
 }
 
 # Everything but the tests that need an Envoy.
-step_unit() { cargo test --features demo --lib --bins --test golden --test documents --test fuzz; }
+step_unit() { cargo test --features demo --lib --bins --test golden --test golden_apis --test documents --test fuzz; }
 
 # What is fuzzed runs as wasm too: stack and pointers are smaller there. The feature leaves the filter's entry points out,
 # which no test runner can link.
