@@ -7,6 +7,7 @@
 use super::{Recorded, Seeded};
 use crate::tokens::blocks::BlockHash;
 use hashbrown::HashMap;
+use hashbrown::hash_map::Entry;
 use std::cmp::Reverse;
 use std::collections::BinaryHeap;
 
@@ -87,10 +88,7 @@ impl Shadow {
         self.uses += 1;
         // Beyond the capacity nothing of this chain can stay, whatever else is evicted.
         for hash in blocks.iter().take(self.capacity) {
-            last = Some(match self.by_hash.get(hash) {
-                Some(index) => *index,
-                None => self.insert(*hash, last),
-            });
+            last = Some(self.hold(*hash, last));
         }
         if let Some(index) = last {
             self.touch(index);
@@ -99,29 +97,24 @@ impl Shadow {
         Recorded::Held
     }
 
-    fn insert(&mut self, hash: BlockHash, parent: Option<NodeIndex>) -> NodeIndex {
-        if let Some(parent) = parent.and_then(|index| self.node_mut(index)) {
+    /// The block's node, which is new if the block is: with one look at the map, since a long prompt has thousands.
+    fn hold(&mut self, hash: BlockHash, parent: Option<NodeIndex>) -> NodeIndex {
+        let vacant = match self.by_hash.entry(hash) {
+            Entry::Occupied(held) => return *held.get(),
+            Entry::Vacant(vacant) => vacant,
+        };
+        if let Some(parent) = parent.and_then(|index| self.nodes.get_mut(index as usize)) {
             parent.children += 1;
         }
-        let used = self.uses;
         self.recorded += 1;
-        self.put(Node { hash, tenant: Tenant::Block, parent, children: 0, used })
+        let node = Node { hash, tenant: Tenant::Block, parent, children: 0, used: self.uses };
+        let index = place(&mut self.nodes, &mut self.free, node);
+        vacant.insert(index);
+        index
     }
 
     pub(super) fn put(&mut self, node: Node) -> NodeIndex {
-        let index = match self.free.pop() {
-            Some(index) => {
-                if let Some(slot) = self.node_mut(index) {
-                    *slot = node;
-                }
-                index
-            }
-            None => {
-                self.nodes.push(node);
-                // The capacity, and so the number of nodes, is far below 2^32.
-                u32::try_from(self.nodes.len() - 1).unwrap_or(u32::MAX)
-            }
-        };
+        let index = place(&mut self.nodes, &mut self.free, node);
         self.by_hash.insert(node.hash, index);
         index
     }
@@ -163,9 +156,8 @@ impl Shadow {
         while evicted < most && self.by_hash.len() > self.capacity {
             let Some(Reverse((used, index))) = self.leaves.pop() else { break };
             let Some(node) = self.nodes.get(index as usize).copied() else { continue };
-            let is_stale = node.children > 0
-                || node.used != used
-                || self.by_hash.get(&node.hash) != Some(&index);
+            let is_gone = node.tenant == Tenant::Nobody;
+            let is_stale = is_gone || node.children > 0 || node.used != used;
             if !is_stale {
                 self.remove_leaf(index, node);
                 evicted += 1;
@@ -207,6 +199,19 @@ impl Shadow {
     pub(super) fn node_mut(&mut self, index: NodeIndex) -> Option<&mut Node> {
         self.nodes.get_mut(index as usize)
     }
+}
+
+/// Puts a node into a free place, or a new one.
+fn place(nodes: &mut Vec<Node>, free: &mut Vec<NodeIndex>, node: Node) -> NodeIndex {
+    if let Some(index) = free.pop() {
+        if let Some(slot) = nodes.get_mut(index as usize) {
+            *slot = node;
+        }
+        return index;
+    }
+    nodes.push(node);
+    // The capacity, and so the number of nodes, is far below 2^32.
+    u32::try_from(nodes.len() - 1).unwrap_or(u32::MAX)
 }
 
 #[cfg(test)]

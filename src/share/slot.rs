@@ -5,7 +5,7 @@
 use super::log::{LogWriter, Record};
 use super::store::{Store, get_or_create};
 use super::vm::{self, LogHead, VmState};
-use super::{MAX_VM_SLOTS, log_key, slot_key};
+use super::{Header, Kind, MAX_VM_SLOTS, log_key, slot_key};
 use crate::replicas::Moment;
 
 /// A slot that this VM claimed.
@@ -98,6 +98,7 @@ impl OwnSlot {
     }
 }
 
+/// It is in the header: a request looks three times, and need not read all charges.
 fn owner(value: Option<&[u8]>) -> Option<u64> {
-    VmState::read(value?).map(|(_, state)| state.owner)
+    Header::read(value?, Kind::Vm).map(|(header, _)| header.writer)
 }

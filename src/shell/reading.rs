@@ -172,23 +172,29 @@ impl Turn {
     }
 
     /// Reads on for one piece, in a callback of this request or with its context in effect. True when it is decided.
-    fn go_on(&mut self, shared: &mut Shared<'_>, more: &mut dyn FnMut() -> bool) -> bool {
-        let now = host::now();
+    fn go_on(
+        &mut self,
+        shared: &mut Shared<'_>,
+        now: Moment,
+        more: &mut dyn FnMut() -> bool,
+    ) -> bool {
         let is_read = matches!(self.stage, Stage::Read(_));
         if !is_read && now.since(self.turn_began) >= shared.config.max_prompt {
             self.stage = Stage::Read(Err(Reason::PromptTimeout));
         } else if matches!(self.stage, Stage::Waiting) {
             self.turn_began = now;
         }
+        let mut began = now;
         loop {
             if matches!(self.stage, Stage::Read(_)) {
                 self.decide(shared);
                 return true;
             }
-            let began = host::now();
             let stage = self.step(shared, more);
             let rates = &mut shared.queue.rates;
-            let spent = self.account.spend(rates, host::now().since(began));
+            let ended = host::now();
+            let spent = self.account.spend(rates, ended.since(began));
+            began = ended;
             self.stage = match (stage, spent) {
                 (Ok(Stage::Prompt(_)), Err(OverBudget)) => Stage::Read(Err(Reason::PromptCpu)),
                 (Ok(stage), _) => stage,
@@ -323,7 +329,9 @@ impl Shared<'_> {
         let Ok(mut current) = turn.try_borrow_mut() else { return true };
         let is_first = self.queue.first().is_none();
         if is_first || current.body_bytes <= SHORT_BODY_BYTES {
-            if current.go_on(self, &mut until(host::now())) {
+            // It has just been made.
+            let now = current.began;
+            if current.go_on(self, now, &mut until(now)) {
                 return true;
             }
             if !is_first {
@@ -350,7 +358,7 @@ impl Shared<'_> {
                 self.queue.turns.pop_front();
                 continue;
             }
-            if turn.go_on(self, &mut more) {
+            if turn.go_on(self, host::now(), &mut more) {
                 self.queue.turns.pop_front();
                 host::resume_request();
             }

@@ -1,7 +1,8 @@
 //! A request on its way to a replica: from the decision to what its response proved.
 //!
-//! Every step is told to the other VMs at once: the charge, the blocks, the release. It reads no
-//! body and keeps no phase; when which step is due is [`super::http`]'s part.
+//! Every step is told to the other VMs at once: the charge, the blocks, the release; the beginning
+//! of an answer that is no stream with its end. It reads no body and keeps no phase; when which step
+//! is due is [`super::http`]'s part.
 
 use super::kept::Kept;
 use super::oracle::Question as Asking;
@@ -213,12 +214,13 @@ impl Routed {
         if !std::mem::take(&mut self.tokens_charged) {
             return;
         }
-        let now = host::now();
-        if streamed {
-            meters::record_ms(&metrics::TTFT, &[], now.since(self.began));
-        }
         shared.fleet.link.answer_began(self.replica, self.decision.uncached_tokens());
-        shared.fleet.link.publish(now);
+        // Of an answer that comes whole the end comes at once and tells this, too; should it not, the next tick does.
+        if streamed {
+            let now = host::now();
+            meters::record_ms(&metrics::TTFT, &[], now.since(self.began));
+            shared.fleet.link.publish(now);
+        }
     }
 
     /// Releases the request and takes in what its response proved. What there is to log of it, to which the request's id
@@ -243,15 +245,15 @@ impl Routed {
         if class.is_some() && status.is_some() {
             self.take_back(shared);
         }
-        let mut notice = None;
+        let (now, mut notice) = (host::now(), None);
         if let Some(feedback) = feedback {
-            notice = self.check(shared, feedback);
-            self.learn(shared, feedback);
+            notice = self.check(shared, feedback, now);
+            self.learn(shared, feedback, now);
             if class.is_none() {
-                self.remember(shared, feedback);
+                self.remember(shared, feedback, now);
             }
         }
-        shared.fleet.link.publish(host::now());
+        shared.fleet.link.publish(now);
         notice
     }
 
@@ -275,7 +277,7 @@ impl Routed {
         }
     }
 
-    fn learn(&mut self, shared: &mut Shared<'_>, feedback: &Feedback) {
+    fn learn(&mut self, shared: &mut Shared<'_>, feedback: &Feedback, now: Moment) {
         let Some(prompt) = &self.prompt else { return };
         meters::add(&metrics::RESPONSES, &[carried(feedback)], 1);
         if !prompt.usage_is_comparable {
@@ -288,7 +290,7 @@ impl Routed {
             ExactAnswer::Tokens(ids) => ids.to_vec(),
             ExactAnswer::Text(text) => {
                 // The response is over and cannot be held: what does not fit into this callback is not learned.
-                let mut more = until(host::now());
+                let mut more = until(now);
                 let Ok(Some(ids)) = prompt.model.answer_ids(text, &mut more) else { return };
                 ids
             }
@@ -302,9 +304,9 @@ impl Routed {
     }
 
     /// Compares what the engine says of the prompt with what was computed here. What there is to log.
-    fn check(&self, shared: &mut Shared<'_>, feedback: &Feedback) -> Option<String> {
+    fn check(&self, shared: &mut Shared<'_>, feedback: &Feedback, now: Moment) -> Option<String> {
         let prompt = self.prompt.as_ref().filter(|prompt| prompt.usage_is_comparable)?;
-        let (model, now) = (&prompt.model_name, host::now());
+        let model = &prompt.model_name;
         let chain = self.decision.chain.as_ref().or(prompt.chain.as_ref());
         // Media have numbers of their own in the chain.
         let ids = feedback.prompt_ids().zip(chain).filter(|_| !prompt.shape.has_media());
@@ -339,7 +341,7 @@ impl Routed {
     }
 
     /// Notes what its replica has now certainly computed, and has it asked about.
-    fn remember(&mut self, shared: &mut Shared<'_>, feedback: &Feedback) {
+    fn remember(&mut self, shared: &mut Shared<'_>, feedback: &Feedback, now: Moment) {
         let Some(prompt) = &mut self.prompt else { return };
         if let Some(sample) = prompt.sample.take() {
             shared.fleet.oracle.offer(self.replica, sample);
@@ -347,7 +349,7 @@ impl Routed {
         let is_complete = feedback.usage().is_some() && prompt.usage_is_comparable;
         let last = self.decision.chain.as_ref().and_then(|chain| chain.hashes().last());
         if let Some(last) = last.filter(|_| is_complete) {
-            let at = at(shared, self.replica, host::now());
+            let at = at(shared, self.replica, now);
             shared.fleet.trust.evidence.note(&at, *last);
         }
     }

@@ -336,6 +336,10 @@ fn failed(error: Error) -> TemplateError {
     TemplateError::Failed(error.to_string())
 }
 
+/// Bytes that a text being rendered grows by.
+const LEAST_ROOM: usize = 16 << 10;
+const MOST_ROOM: usize = 1 << 20;
+
 /// What has been rendered, up to [`MAX_OUTPUT_BYTES`].
 struct Bounded(Vec<u8>);
 
@@ -343,6 +347,10 @@ impl io::Write for Bounded {
     fn write(&mut self, bytes: &[u8]) -> io::Result<usize> {
         if self.0.len().saturating_add(bytes.len()) > MAX_OUTPUT_BYTES {
             return Err(io::Error::other("too much output"));
+        }
+        if self.0.capacity() - self.0.len() < bytes.len() {
+            // By more than a vector grows by itself: each time all that is there is copied.
+            self.0.reserve(bytes.len() + (3 * self.0.len()).clamp(LEAST_ROOM, MOST_ROOM));
         }
         self.0.extend_from_slice(bytes);
         Ok(bytes.len())

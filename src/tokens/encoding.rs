@@ -19,6 +19,14 @@ use std::ops::Range;
 /// Bytes of words encoded in one step: some hundred microseconds where every word is new.
 const STEP_BYTES: usize = 2 << 10;
 
+/// Bytes that steps may look at, all together, before it is asked whether there is time for another. To ask is a call to the
+/// host, some microseconds, as long as many a step between the short messages of a chat takes. Halved, it is asked twice
+/// as often; doubled, a callback may end most of a millisecond late.
+const ASKED_BYTES: usize = 8 << 10;
+
+/// What the shortest step counts for.
+const LEAST_BYTES: usize = 128;
+
 /// Says whether there is time for another step.
 pub type More<'a> = &'a mut dyn FnMut() -> bool;
 
@@ -76,6 +84,8 @@ pub struct Encoding {
     part: Range<usize>,
     scratch: Box<Scratch>,
     marks: Option<Marks>,
+    /// Bytes that steps looked at since it was last asked whether there is time.
+    unasked: usize,
 }
 
 /// Buffers that texts take over from one another.
@@ -83,6 +93,13 @@ pub struct Encoding {
 pub(super) struct Scratch {
     windows: Windows,
     merge: MergeScratch,
+}
+
+impl Scratch {
+    /// Whether the next step of words may be longer than most: a window is to be cut, or a long word to be merged.
+    fn has_long_step(&self) -> bool {
+        self.merge.is_merging() || self.windows.next_cut() > ASKED_BYTES
+    }
 }
 
 #[derive(Clone, Copy)]
@@ -126,6 +143,7 @@ impl Encoding {
             part: 0..0,
             scratch,
             marks: None,
+            unasked: 0,
         }
     }
 
@@ -199,7 +217,7 @@ impl Encoding {
         }
     }
 
-    /// Goes on while there is `more` time, and for one step at least. The ids come with the last. It must be given the
+    /// Goes on while there is `more` time, and for some steps at least. The ids come with the last. It must be given the
     /// tokenizer that began it.
     ///
     /// # Errors
@@ -228,10 +246,29 @@ impl Encoding {
                 Stage::Words => self.encode_words(tokenizer)?,
                 Stage::Done => return Ok(Some(self.finish(tokenizer))),
             };
-            if !matches!(self.stage, Stage::Done) && !more() {
+            if self.is_to_ask() && !more() {
                 return Ok(None);
             }
         }
+    }
+
+    /// Whether it has done so much, or is about to do so much, that the time is to be looked at.
+    fn is_to_ask(&mut self) -> bool {
+        let looks_at = match self.stage {
+            Stage::CutRaw => LEAST_BYTES,
+            Stage::Normalize | Stage::Rewrite | Stage::CutNormal => {
+                self.plain.len().max(LEAST_BYTES)
+            }
+            Stage::Words if self.scratch.has_long_step() => ASKED_BYTES,
+            Stage::Words => self.piece.len().clamp(LEAST_BYTES, STEP_BYTES),
+            Stage::Done => return false,
+        };
+        self.unasked += looks_at;
+        let is_to_ask = self.unasked >= ASKED_BYTES;
+        if is_to_ask {
+            self.unasked = 0;
+        }
+        is_to_ask
     }
 
     fn cut_raw(&mut self, tokenizer: &Tokenizer) -> Stage {
@@ -382,5 +419,31 @@ fn subject<'a>(
         normal
     } else {
         text.get(plain.clone()).unwrap_or_default()
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[track_caller]
+    fn check_asked(text: &str, expected: Range<usize>) {
+        let model = crate::model::tests::of_bytes(None);
+        let mut encoding = model.tokenizer().begin(text.to_owned(), false).unwrap();
+        let mut asked = 0;
+        let mut more = || {
+            asked += 1;
+            true
+        };
+        encoding.go_on(model.tokenizer(), &mut more).unwrap().expect("ids");
+        assert!(expected.contains(&asked), "{asked} times for {} bytes", text.len());
+    }
+
+    #[test]
+    fn the_time_is_looked_at_by_the_work_and_not_by_the_message() {
+        let message = format!("<start>user\n{}<end>\n", "some words ".repeat(50));
+        check_asked(&message.repeat(100), 20..120);
+        check_asked(&"<start>".repeat(10_000), 100..1_000);
+        check_asked(&"words ".repeat(20_000), 10..40);
     }
 }

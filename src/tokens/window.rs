@@ -86,6 +86,11 @@ impl Windows {
         self.size = self.window;
     }
 
+    /// How long a text the next step may cut into words; none while there are words left.
+    pub fn next_cut(&self) -> usize {
+        if self.taken < self.spans.len() { 0 } else { self.rest.len() }
+    }
+
     /// The next word of `text`, which must be the same until another is begun, or a step on the way there.
     pub fn step(&mut self, finder: Finder<'_>, text: &str) -> Result<Next, EncodeError> {
         if let Words::Levels(levels) = finder.words {
