@@ -90,6 +90,7 @@ fn plan() -> Plan {
     plan.plugin(|plugin| {
         plugin["max_body_bytes"] = json!(BODY);
         plugin["max_prompt_ms"] = json!(60_000);
+        plugin["max_prompt_cpu_ms"] = json!(60_000);
     })
 }
 
