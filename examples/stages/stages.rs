@@ -135,17 +135,17 @@ impl Parts {
             json!({"role": "user", "content": "a", "x": vec![json!({"k": 1}); 24_000]}),
         ]);
         cases.push(parse("worst: 48,000 values", objects));
-        let many = chat(&vec![message(json!("a")); 16_000]);
-        cases.extend(self.rendering("worst: 16,000 messages", many));
+        let many = chat(&vec![message(json!("a")); 5_000]);
+        cases.extend(self.rendering("worst: 5,000 messages", many));
         let parts = Value::from(vec![json!({"type": "text", "text": "a"}); 16]);
         let many = chat(&vec![message(parts); 900]);
         cases.extend(self.rendering("worst: 14,400 content parts", many));
         let schema =
             json!({"type": "string", "description": "a \"name\" or <tag> & more. ".repeat(50)});
         let tool = |n: usize| json!({"type": "function", "function": {"name": format!("f{n}"), "parameters": {"type": "object", "properties": {"a": schema, "b": schema}}}});
-        let tools: Vec<Value> = (0..1_400).map(tool).collect();
+        let tools: Vec<Value> = (0..360).map(tool).collect();
         let body = json!({"model": "m", "messages": [message(json!("a"))], "tools": tools});
-        cases.extend(self.rendering("worst: 1,400 tools, 4 MB", body.to_string().into_bytes()));
+        cases.extend(self.rendering("worst: 360 tools, 1 MB", body.to_string().into_bytes()));
         for (name, text) in [
             ("worst: one word of 500 KB", "ab".repeat(250_000)),
             ("worst: 500 KB of spaces", " ".repeat(500_000)),

@@ -48,6 +48,13 @@ const NOW: &str = " now";
 /// longer, up to 80 ns: double would let a template hold a worker for more than 50 ms.
 const FUEL: u64 = 500_000;
 
+/// Messages of a chat that is rendered. However short, each takes a template some 30 units of fuel that last longer than
+/// most: 16,000 of one word took 46 ms natively and twice that in Envoy. Halved, agents of a thousand steps are near it.
+const MAX_MESSAGES: usize = 5_000;
+
+/// Bytes of text in a chat's tools. Templates write them as JSON, a character at a time: 4 MB took 33 ms natively.
+const MAX_TOOL_BYTES: usize = 1 << 20;
+
 /// Bytes one rendering may write: four times the largest body that Envoy is configured to hold for us.
 const MAX_OUTPUT_BYTES: usize = 16 << 20;
 
@@ -180,6 +187,7 @@ impl ChatTemplate {
     /// When the engine would refuse the chat, the template raises or a limit is passed.
     pub fn step(&self, rendering: Rendering, now: u64) -> Result<Rendering, TemplateError> {
         Ok(match rendering {
+            Rendering::Chat(chat) if !is_bounded(&chat) => return Err(TemplateError::Limit),
             Rendering::Chat(mut chat) => {
                 let chosen = self.chosen(chat.tools.is_some());
                 anthropic::adapt(chosen, &mut chat, now);
@@ -261,6 +269,23 @@ impl ChatTemplate {
         let mut out = Bounded(Vec::new());
         template.render_captured_to(context, &mut out).map_err(failed)?;
         String::from_utf8(out.0).map_err(|error| TemplateError::Failed(error.to_string()))
+    }
+}
+
+/// Whether a chat can be rendered in one go.
+fn is_bounded(chat: &Chat) -> bool {
+    let mut tools = chat.tools.iter().flatten().flat_map(|tool| tool.values());
+    let mut left = MAX_TOOL_BYTES;
+    chat.messages.len() <= MAX_MESSAGES && tools.all(|value| take_text(value, &mut left))
+}
+
+/// Takes a value's texts from what is `left`, if there is enough.
+fn take_text(value: &Json, left: &mut usize) -> bool {
+    match value {
+        Json::String(text) => left.checked_sub(text.len()).map(|rest| *left = rest).is_some(),
+        Json::Array(values) => values.iter().all(|value| take_text(value, left)),
+        Json::Object(fields) => fields.values().all(|value| take_text(value, left)),
+        _ => true,
     }
 }
 
@@ -434,6 +459,25 @@ mod tests {
         let doubling = "{% set ns = namespace(x='ab') %}{% for a in range(40) %}\
             {% set ns.x = ns.x ~ ns.x %}{% endfor %}";
         check_error(doubling, |error| *error == TemplateError::Limit);
+    }
+
+    #[test]
+    fn what_takes_too_long_to_render_is_not_begun() {
+        let template = ChatTemplate::compile("{{ messages | length }}", &BTreeMap::new());
+        let template = template.expect("a template");
+        let check = |messages: usize, tool: usize, expected: &Result<&str, TemplateError>| {
+            let message = json(r#"{"role": "user", "content": "a"}"#);
+            let function = serde_json::json!({"name": "f", "description": "d".repeat(tool)});
+            let tool = serde_json::json!({"type": "function", "function": function});
+            let tools = vec![tool.as_object().expect("an object").clone()];
+            let chat =
+                Chat { messages: vec![message; messages], tools: Some(tools), ..Chat::default() };
+            assert_eq!(&template.render(&chat, 0).as_deref().map_err(Clone::clone), expected);
+        };
+        check(MAX_MESSAGES, 1, &Ok("5000"));
+        check(MAX_MESSAGES + 1, 1, &Err(TemplateError::Limit));
+        check(1, MAX_TOOL_BYTES - 100, &Ok("1"));
+        check(1, MAX_TOOL_BYTES, &Err(TemplateError::Limit));
     }
 
     #[test]
