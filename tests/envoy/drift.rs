@@ -63,6 +63,19 @@ async fn send(rig: &Rig, asks: impl Iterator<Item = Ask>) {
     }
 }
 
+/// Waits until every worker goes by the verdict: one of them tells it, and the others hear of it with their next tick.
+async fn heard_by_all(rig: &Rig, ask: impl Fn(u32) -> Ask) -> Scrape {
+    for round in 0..200 {
+        let before = by_reason(&rig.scrape().await, "prompt_distrusted");
+        send(rig, (0..2).map(|turn| ask(10_000 + 2 * round + turn))).await;
+        let scrape = rig.scrape().await;
+        if by_reason(&scrape, "prompt_distrusted") - before == 2.0 {
+            return scrape;
+        }
+    }
+    panic!("a worker has not heard of it");
+}
+
 #[test]
 fn a_wrong_template_trips_the_alarm_within_twenty_responses() {
     with_envoy("a_wrong_template_trips_the_alarm_within_twenty_responses", |files| async move {
@@ -80,7 +93,7 @@ fn a_wrong_template_trips_the_alarm_within_twenty_responses() {
         let scrape = rig.eventually("the verdict", |scrape| trusted(scrape, "chat") == 0.0).await;
         let text = |kind| trusted(&scrape, kind);
         assert_eq!((text("text"), text("tools")), (1.0, 1.0));
-        assert!(by_reason(&scrape, "prompt_distrusted") > 0.0);
+        let scrape = heard_by_all(&rig, |seed| ask(seed as _)).await;
         let log = rig.log();
         let told = log.lines().filter(|line| line.contains("a response differs")).count();
         assert_eq!(told, 1, "{log}");
@@ -130,8 +143,7 @@ fn other_ids_in_the_same_number_trip_the_alarm() {
         let differs = [("oracle", "canary"), ("result", "differs")];
         assert!(scrape.sum("warmpath_oracle_total", &differs) >= 4.0);
         assert_eq!(scrape.sum("warmpath_prompt_count_total", &[("result", "differs")]), 0.0);
-        send(&rig, (0..3).map(|seed| Ask::chat(&chat(seed, 100, 1)))).await;
-        assert_eq!(by_reason(&rig.scrape().await, "prompt_distrusted"), 3.0);
+        heard_by_all(&rig, |seed| Ask::chat(&chat(seed as _, 100, 1))).await;
         rig.finish().await;
     });
 }
