@@ -8,11 +8,11 @@ mod reason;
 pub use reason::Reason;
 
 use crate::charge::Charges;
-use crate::index::PrefixIndex;
+use crate::index::{PrefixIndex, Stretch};
 use crate::replicas::strikes::Strikes;
 use crate::replicas::{Health, Moment, Replica, ReplicaId, ReplicaTable};
 use crate::score::{self, Cost, CostConfig, Signals};
-use crate::tokens::blocks::{BlockHash, BlockSize, Chain, ChainSeed};
+use crate::tokens::blocks::{BlockSize, Chain, ChainSeed};
 use std::time::Duration;
 use xxhash_rust::xxh3::xxh3_64_with_seed;
 
@@ -182,11 +182,10 @@ impl Decision {
     }
 
     /// The blocks that the chosen replica will hold once it has computed the prompt and that it
-    /// is not believed to hold yet, behind their parent.
-    pub fn new_blocks(&self) -> Option<(ReplicaId, Option<BlockHash>, &[BlockHash])> {
+    /// is not believed to hold yet.
+    pub fn new_blocks(&self) -> Option<(ReplicaId, Stretch<'_>)> {
         let (chosen, chain) = (self.chosen()?, self.chain.as_ref()?);
-        let (held, new) = chain.hashes().split_at_checked(chosen.held_blocks)?;
-        Some((chosen.id, held.last().copied(), new))
+        Some((chosen.id, Stretch::of(chain.hashes(), chosen.held_blocks)))
     }
 }
 
@@ -457,9 +456,8 @@ mod tests {
         }
 
         fn apply(&mut self, decision: &Decision) {
-            if let Some((id, parent, blocks)) = decision.new_blocks() {
-                let (parent, blocks) = (parent, blocks.to_vec());
-                self.index.record(id, 10_000, parent, &blocks);
+            if let Some((id, new)) = decision.new_blocks() {
+                self.index.record_behind(id, 10_000, new.parent, new.blocks);
             }
             let half_life = self.config.cost.recent_half_life;
             let uncached = decision.uncached_tokens();
@@ -757,7 +755,7 @@ mod tests {
             let chain =
                 Chain::new(ChainSeed::new("m", None), BlockSize::new(block_size).unwrap(), &tokens);
             let id = fleet.table.at(u32::from(block_size == 64)).unwrap().id;
-            fleet.index.record(id, 1000, None, chain.hashes());
+            fleet.index.record(id, 1000, chain.hashes());
         }
         let decision = fleet.ask(&tokens);
         let overlap = |slot| {
@@ -780,7 +778,7 @@ mod tests {
         assert_eq!(sizes.len(), MAX_BLOCK_SIZES);
         let sixteen = Chain::new(seed, BlockSize::new(16).unwrap(), &tokens);
         let (holder, beyond) = (fleet.table.at(2).unwrap().id, fleet.table.at(199).unwrap().id);
-        fleet.index.record(holder, 1000, None, sixteen.hashes());
+        fleet.index.record(holder, 1000, sixteen.hashes());
         let decision = fleet.ask(&tokens);
         let chosen = decision.chosen().unwrap();
         assert_eq!((chosen.id, chosen.overlap_tokens), (holder, 992));

@@ -85,8 +85,9 @@ impl Gateway {
         let Some(chosen) = decision.chosen().map(|candidate| candidate.id) else {
             return Err(format!("nobody was chosen: {}", decision.reason.as_str()));
         };
-        if let Some((replica, parent, blocks)) = decision.new_blocks() {
-            self.index.record(replica, self.capacity_blocks as usize, parent, blocks);
+        if let Some((replica, new)) = decision.new_blocks() {
+            let capacity = self.capacity_blocks as usize;
+            self.index.record_behind(replica, capacity, new.parent, new.blocks);
         }
         let half_life = self.route.cost.recent_half_life;
         self.charges.start(chosen, decision.uncached_tokens(), now, half_life);
@@ -109,13 +110,9 @@ impl Gateway {
             return;
         };
         self.charges.end(chosen.id);
-        let before = chain.hashes().len();
         let cached = feedback::cached_answer_tokens(answer.len(), None);
         chain.extend(answer.get(..cached).unwrap_or_default());
-        if let Some((old, new)) = chain.hashes().split_at_checked(before) {
-            let parent = old.last().copied();
-            self.index.record(chosen.id, self.capacity_blocks as usize, parent, new);
-        }
+        self.index.record(chosen.id, self.capacity_blocks as usize, chain.hashes());
     }
 
     fn of(&self, id: RequestId) -> Option<(ReplicaId, &Decision)> {
