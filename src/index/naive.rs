@@ -3,7 +3,7 @@
 use super::slab::NONE;
 use super::tree::NOBODY;
 use super::*;
-use std::collections::{BTreeMap, HashMap as StdMap};
+use std::collections::BTreeMap;
 
 /// Every block that a replica holds, by its whole path, with the time of its last use.
 #[derive(Default)]
@@ -195,8 +195,8 @@ impl Both {
 /// What is always true of a tree.
 #[track_caller]
 fn check_tree(tree: &Tree) {
-    let (mut children, mut held_children) = (StdMap::new(), StdMap::new());
-    let (mut held, mut holds) = (StdMap::new(), StdMap::new());
+    let (mut children, mut held_children) = (BTreeMap::new(), BTreeMap::new());
+    let (mut held, mut holds) = (BTreeMap::new(), BTreeMap::new());
     let segments =
         || (0..tree.segments.len() as u32).map(|id| (id, tree.segments.get(id).unwrap()));
     for (id, segment) in segments().filter(|(_, segment)| segment.holds != NONE) {

@@ -8,7 +8,7 @@ mod reason;
 pub use reason::Reason;
 
 use crate::charge::Charges;
-use crate::index::{PrefixIndex, Stretch};
+use crate::index::{Overlaps, PrefixIndex, Stretch};
 use crate::replicas::strikes::Strikes;
 use crate::replicas::{Health, Moment, Replica, ReplicaId, ReplicaTable};
 use crate::score::{self, Cost, CostConfig, Signals};
@@ -211,6 +211,9 @@ pub fn decide(config: &RouteConfig, view: &View<'_>, question: &Question<'_>) ->
         PromptKnowledge::Hashed { prompt_tokens, .. } => prompt_tokens,
         PromptKnowledge::Unknown { estimated_tokens, .. } => estimated_tokens,
     };
+    // Each chain is walked once, whoever holds it.
+    let overlaps: Vec<Overlaps<'_>> =
+        chains.iter().map(|chain| view.index.overlaps(chain.hashes())).collect();
     let in_flight: f64 =
         replicas.iter().map(|replica| f64::from(view.charges.of(replica.id).requests)).sum();
     let request = Request {
@@ -218,8 +221,10 @@ pub fn decide(config: &RouteConfig, view: &View<'_>, question: &Question<'_>) ->
         answer_limit: question.answer_limit,
         neighbours: in_flight / replicas.len() as f64,
     };
-    let mut candidates: Vec<Candidate> =
-        replicas.iter().map(|replica| weigh(config, view, &request, replica, chains)).collect();
+    let mut candidates: Vec<Candidate> = replicas
+        .iter()
+        .map(|replica| weigh(config, view, &request, replica, (chains, &overlaps)))
+        .collect();
     candidates.sort_by(|a, b| a.cost.total().total_cmp(&b.cost.total()));
     let winner = break_tie(config, &candidates, chains, question.tie_seed);
     if winner > 0 {
@@ -305,13 +310,12 @@ fn weigh(
     view: &View<'_>,
     request: &Request,
     replica: &Replica,
-    chains: &[Chain],
+    (chains, overlaps): (&[Chain], &[Overlaps<'_>]),
 ) -> Candidate {
     let block_size = replica.block_size.unwrap_or(config.default_block_size);
-    let chain = chains.iter().find(|chain| chain.block_size() == block_size);
-    let held_blocks =
-        chain.map_or(0, |chain| view.index.overlap_blocks(replica.id, chain.hashes()));
-    let reusable = chain.map_or(0, |chain| held_blocks.min(chain.reusable_blocks()));
+    let known = chains.iter().zip(overlaps).find(|(chain, _)| chain.block_size() == block_size);
+    let held_blocks = known.map_or(0, |(_, overlaps)| overlaps.of(replica.id));
+    let reusable = known.map_or(0, |(chain, _)| held_blocks.min(chain.reusable_blocks()));
     let overlap_tokens =
         u32::try_from(reusable).unwrap_or(u32::MAX).saturating_mul(block_size.get());
     let charge = view.charges.of(replica.id);

@@ -21,9 +21,9 @@ use std::time::Duration;
 /// steps; smaller ones more keys.
 const CHUNK_BYTES: usize = 64 << 10;
 
-/// Most chunks: 32 MB, which is twice what [`MAX_SHADOW_BLOCKS`] come to, since a run has some 30
+/// Most chunks: 64 MB, which is twice what [`MAX_SHADOW_BLOCKS`] come to, since a run has some 30
 /// bytes beside its blocks. What is beyond is left out, and counted.
-const MAX_CHUNKS: u32 = 512;
+const MAX_CHUNKS: u32 = 1024;
 
 /// Chunks written or read on one tick: some 16,000 blocks, which take a few milliseconds. Halved, a
 /// snapshot takes twice as long; doubled, so does the pause of the worker.

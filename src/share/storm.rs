@@ -227,7 +227,7 @@ fn check_keys(seed: u64, keys: &[String], slots: u32) {
             ["vm", slot] => number(slot) < slots,
             ["log", slot, place] => number(slot) < slots && number(place) < 32,
             ["table" | "table-marks" | "lease", _] | ["snapshot"] => true,
-            ["snapshot", chunk] => number(chunk) < 512,
+            ["snapshot", chunk] => number(chunk) < 1024,
             _ => false,
         };
         assert!(known, "seed {seed}: {key}");
