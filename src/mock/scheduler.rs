@@ -231,6 +231,29 @@ impl<K: Copy + Eq + Hash> Scheduler<K> {
         self.cache.clear()
     }
 
+    /// Gives the cache so many blocks. Requests that can never fit any more are aborted: which.
+    pub fn resize(&mut self, blocks: usize) -> Vec<RequestId> {
+        self.cache.resize(blocks);
+        self.blocked = None;
+        let room = blocks.saturating_mul(self.config.block_size);
+        let all = self.running.iter().chain(&self.waiting);
+        let too_long =
+            all.filter(|sequence| sequence.prompt_tokens + sequence.max_tokens - 1 > room);
+        let aborted: Vec<RequestId> = too_long.map(|sequence| sequence.id).collect();
+        for id in &aborted {
+            self.abort(*id);
+        }
+        aborted
+    }
+
+    /// Takes over how long things take, from the next step on.
+    pub fn set_pace(&mut self, config: &EngineConfig) {
+        self.config.step_base = config.step_base;
+        self.config.prefill_rate = config.prefill_rate;
+        self.config.attention_rate = config.attention_rate;
+        self.config.decode_per_sequence = config.decode_per_sequence;
+    }
+
     /// True when a step would do nothing.
     pub fn is_idle(&self) -> bool {
         self.running.is_empty() && self.waiting.is_empty()

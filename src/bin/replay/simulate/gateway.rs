@@ -1,7 +1,7 @@
 //! One gateway with the filter's core: what `src/shell` does with it, in virtual time.
 
 use super::fleet::FleetConfig;
-use super::policy::{Ask, Ended, ReplicaReport, Router, Why};
+use super::policy::{Ask, Ended, ReplicaReport, Router, Standing, Why};
 use hashbrown::HashMap;
 use std::time::Duration;
 use warmpath::charge::Charges;
@@ -9,7 +9,7 @@ use warmpath::index::PrefixIndex;
 use warmpath::mock::scheduler::RequestId;
 use warmpath::replicas::stats::Report;
 use warmpath::replicas::strikes::Strikes;
-use warmpath::replicas::{Member, Moment, ReplicaId, ReplicaTable};
+use warmpath::replicas::{Health, Member, Moment, ReplicaId, ReplicaTable};
 use warmpath::route::{self, Decision, PromptKnowledge, Question, RouteConfig, View};
 use warmpath::tokens::blocks::{BlockHash, BlockSize, Chain, ChainSeed};
 
@@ -31,12 +31,9 @@ pub struct Gateway {
 impl Gateway {
     /// A gateway in front of a fleet, no replica of which it has sent anything.
     pub fn new(fleet: &FleetConfig) -> Self {
-        let member = |n: usize| Member::healthy(format!("127.0.0.1:{}", 8000 + n));
-        let mut table = ReplicaTable::default();
-        table.set_members(CLUSTER, &(0..fleet.replicas).map(member).collect::<Vec<_>>());
         Self {
             route: fleet.route.clone(),
-            table,
+            table: ReplicaTable::default(),
             index: PrefixIndex::new(),
             charges: Charges::default(),
             block_size: count(fleet.engine.block_size).and_then(BlockSize::new),
@@ -116,6 +113,20 @@ impl Router for Gateway {
             ended.answer_blocks.iter().take(filled).copied().map(BlockHash).collect();
         let parent = chain.hashes().last().copied();
         self.index.record(chosen.id, self.capacity_blocks as usize, parent, &new);
+    }
+
+    /// Those that are not there yet have their places, so that places and replicas have the same numbers.
+    fn standing(&mut self, standing: &[Standing]) {
+        let member = |(n, standing): (usize, &Standing)| Member {
+            health: match standing {
+                Standing::Serving => Health::Healthy,
+                Standing::Draining => Health::Draining,
+                Standing::Absent | Standing::Down => Health::Unhealthy,
+            },
+            ..Member::healthy(format!("127.0.0.1:{}", 8000 + n))
+        };
+        let members: Vec<Member> = standing.iter().enumerate().map(member).collect();
+        self.table.set_members(CLUSTER, &members);
     }
 
     fn report(&mut self, replica: usize, report: &ReplicaReport, now: Duration) {
