@@ -15,6 +15,17 @@ use std::hash::Hash;
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash, PartialOrd, Ord)]
 pub struct BlockId(u32);
 
+/// What became of a key, as an engine's KV events tell it.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum Change<K> {
+    /// It can be hit.
+    Stored(K),
+    /// It no longer can: its last copy was given up.
+    Evicted(K),
+    /// Nothing can.
+    Cleared,
+}
+
 /// Stands for no block in a list: a pool has fewer.
 const NONE: u32 = u32::MAX;
 
@@ -34,6 +45,8 @@ pub struct BlockCache<K> {
     cached: usize,
     evicted: u64,
     stores: u64,
+    /// What nobody has been told yet; none while nobody listens.
+    changes: Option<Vec<Change<K>>>,
 }
 
 #[derive(Debug, Clone)]
@@ -65,6 +78,7 @@ impl<K: Copy + Eq + Hash> BlockCache<K> {
             cached: 0,
             evicted: 0,
             stores: 0,
+            changes: None,
         };
         cache.resize(capacity as usize);
         cache
@@ -122,8 +136,19 @@ impl<K: Copy + Eq + Hash> BlockCache<K> {
     }
 
     /// How often a block's contents became known or were given up for room so far.
-    pub fn changes(&self) -> u64 {
+    pub fn churn(&self) -> u64 {
         self.stores + self.evicted
+    }
+
+    /// Changes are kept from now on. The first says that there is nothing yet, so that who listens forgets whatever an
+    /// engine before this one had.
+    pub fn listen(&mut self) {
+        self.changes = Some(vec![Change::Cleared]);
+    }
+
+    /// The changes since the last call.
+    pub fn changes(&mut self) -> Vec<Change<K>> {
+        self.changes.as_mut().map(std::mem::take).unwrap_or_default()
     }
 
     /// The longest run of `keys`, from the first, that is cached. Changes nothing.
@@ -182,6 +207,7 @@ impl<K: Copy + Eq + Hash> BlockCache<K> {
             Entry::Occupied(first) => *first.get(),
             Entry::Vacant(entry) => {
                 entry.insert(id.0);
+                self.tell(Change::Stored(key));
                 return;
             }
         };
@@ -223,7 +249,14 @@ impl<K: Copy + Eq + Hash> BlockCache<K> {
             slot.key = None;
             slot.twin = NONE;
         }
+        self.tell(Change::Cleared);
         true
+    }
+
+    fn tell(&mut self, change: Change<K>) {
+        if let Some(changes) = &mut self.changes {
+            changes.push(change);
+        }
     }
 
     fn oldest(&self) -> Option<BlockId> {
@@ -269,6 +302,7 @@ impl<K: Copy + Eq + Hash> BlockCache<K> {
         if *first.get() == id.0 {
             if twin == NONE {
                 first.remove();
+                self.tell(Change::Evicted(key));
             } else {
                 first.insert(twin);
             }
@@ -361,6 +395,7 @@ mod tests {
     fn clearing_waits_for_running_sequences() {
         let mut cache = BlockCache::new(2);
         let held = fill(&mut cache, 0..1);
+        cache.listen();
         assert!(!cache.clear());
         cache.release(&held);
         assert!(cache.clear());
@@ -467,6 +502,8 @@ mod tests {
             let mut chance = Chance::new(seed);
             let capacity = 4 + chance.below(28) as u32;
             let (mut cache, mut naive) = (BlockCache::new(capacity), Naive::new(capacity));
+            cache.listen();
+            let mut told: Vec<Digest> = Vec::new();
             let mut sequences: Vec<Vec<BlockId>> = Vec::new();
             for step in 0..600 {
                 let prefix: Vec<Digest> =
@@ -499,6 +536,19 @@ mod tests {
                         sequences.push(blocks);
                     }
                 }
+                for change in cache.changes() {
+                    match change {
+                        Change::Stored(digest) => told.push(digest),
+                        Change::Evicted(digest) => told.retain(|one| *one != digest),
+                        Change::Cleared => told.clear(),
+                    }
+                }
+                let stored = naive.stored_order.iter().map(|id| naive.digests[*id as usize]);
+                let mut stored: Vec<Digest> = stored.flatten().collect();
+                stored.sort_unstable();
+                stored.dedup();
+                told.sort_unstable();
+                assert_eq!(told, stored, "seed {seed} step {step}");
                 let idle = idle(&cache);
                 assert_eq!(idle, naive.idle, "seed {seed} step {step}");
                 assert_eq!(cache.cached(), naive.stored_order.len(), "seed {seed} step {step}");

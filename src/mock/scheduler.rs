@@ -4,7 +4,7 @@
 //! replica on vLLM's digests and a simulated fleet on the block ids of a trace. It has no clock, no thread and no I/O,
 //! and it knows no tokens, only how many there are.
 
-use super::cache::{BlockCache, BlockId};
+use super::cache::{BlockCache, BlockId, Change};
 use super::engine::EngineConfig;
 use std::collections::VecDeque;
 use std::hash::Hash;
@@ -131,7 +131,7 @@ pub struct Scheduler<K> {
     running: Vec<Sequence<K>>,
     waiting: VecDeque<Sequence<K>>,
     /// What the first in the queue needed when it was last tried: it cannot fit before the idle blocks and the cache's
-    /// changes together are as many, since one block that becomes known, or whose twin takes its place, saves it one.
+    /// churn together are as many, since one block that becomes known, or whose twin takes its place, saves it one.
     /// Nobody else's hits grow meanwhile, as none is admitted past it.
     blocked: Option<u64>,
     totals: Totals,
@@ -229,6 +229,16 @@ impl<K: Copy + Eq + Hash> Scheduler<K> {
     /// Forgets the cache; refused while requests run.
     pub fn reset_prefix_cache(&mut self) -> bool {
         self.cache.clear()
+    }
+
+    /// Changes to what can be hit are kept from now on.
+    pub fn listen(&mut self) {
+        self.cache.listen();
+    }
+
+    /// The changes since the last call.
+    pub fn changes(&mut self) -> Vec<Change<K>> {
+        self.cache.changes()
     }
 
     /// Gives the cache so many blocks. Requests that can never fit any more are aborted: which.
@@ -336,7 +346,7 @@ impl<K: Copy + Eq + Hash> Scheduler<K> {
             let needed = sequence.tokens().div_ceil(self.config.block_size) - hits.len();
             let needed = needed + self.cache.idle_among(&hits);
             if needed > self.cache.idle() {
-                self.blocked = Some(needed as u64 + self.cache.changes());
+                self.blocked = Some(needed as u64 + self.cache.churn());
                 break;
             }
             let Some(mut sequence) = self.waiting.pop_front() else { break };
@@ -356,7 +366,7 @@ impl<K: Copy + Eq + Hash> Scheduler<K> {
     /// How many blocks the first in the queue lacks at least, as can be said without looking for its blocks again;
     /// `None` when it may lack none.
     fn lacking(&self) -> Option<usize> {
-        let room = self.cache.idle() as u64 + self.cache.changes();
+        let room = self.cache.idle() as u64 + self.cache.churn();
         let lacking = self.blocked?.checked_sub(room)?;
         usize::try_from(lacking).ok().filter(|lacking| *lacking > 0)
     }

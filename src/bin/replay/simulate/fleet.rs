@@ -59,13 +59,14 @@ impl FleetConfig {
             policy.router(&Setting { fleet: self, trace, seed })
         };
         let routers = (0..self.gateways.max(1) * per_gateway).map(router).collect();
-        Simulation::new(self, trace, routers, seed).run()
+        Simulation::new(self, trace, policy, routers, seed).run()
     }
 
-    /// The replicas, each as fast as it is.
-    pub fn engines(&self) -> Vec<Replica> {
+    /// The replicas, each as fast as it is, and telling what becomes of their blocks where the policy has that.
+    pub fn engines(&self, policy: Policy) -> Vec<Replica> {
         let speed = |n| self.speeds.get(n).copied().unwrap_or(1.0);
-        (0..self.replicas).map(|n| Replica::new(at_speed(&self.engine, speed(n)))).collect()
+        let replica = |n| Replica::new(at_speed(&self.engine, speed(n)), policy.has_events());
+        (0..self.replicas).map(replica).collect()
     }
 
     /// Whether a replica is there from the start.

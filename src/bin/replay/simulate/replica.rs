@@ -3,6 +3,7 @@
 //! Steps that only decode are taken as one run. Whoever wants something of the replica in the middle of a run cuts it
 //! short at the end of the step that is under way, so that the outcome is that of single steps.
 
+use super::policy::Change;
 use std::time::Duration;
 use warmpath::mock::engine::EngineConfig;
 use warmpath::mock::scheduler::{Load, RequestId, Scheduler, StepReport, SubmitError, Work};
@@ -14,6 +15,9 @@ pub struct Replica {
     engine: Scheduler<u64>,
     phase: Phase,
     started_at: f64,
+    has_events: bool,
+    /// What became of its blocks in phases that have ended.
+    changes: Vec<Change>,
 }
 
 #[derive(Debug)]
@@ -42,10 +46,25 @@ pub enum Progress {
 }
 
 impl Replica {
-    /// An idle one.
-    pub fn new(config: EngineConfig) -> Self {
+    /// An idle one, which may keep what becomes of its blocks.
+    pub fn new(config: EngineConfig, has_events: bool) -> Self {
         let engine = Scheduler::new(config.clone());
-        Self { nominal: config, engine, phase: Phase::Idle, started_at: 1.0 }
+        let (phase, started_at, changes) = (Phase::Idle, 1.0, Vec::new());
+        let mut replica = Self { nominal: config, engine, phase, started_at, has_events, changes };
+        replica.listen();
+        replica
+    }
+
+    fn listen(&mut self) {
+        if self.has_events {
+            self.engine.listen();
+            self.changes = self.engine.changes();
+        }
+    }
+
+    /// What became of its blocks in phases that have ended, since the last call.
+    pub fn changes(&mut self) -> Vec<Change> {
+        std::mem::take(&mut self.changes)
     }
 
     /// When its process began, and the blocks it says it has.
@@ -75,6 +94,7 @@ impl Replica {
             Phase::Run { began, each, steps } => self.run(began, each, steps, told),
             Phase::Idle | Phase::Until(_) => {}
         }
+        self.changes.append(&mut self.engine.changes());
         self.begin(now);
     }
 
@@ -123,6 +143,7 @@ impl Replica {
         self.engine = Scheduler::new(config);
         self.phase = Phase::Idle;
         self.started_at = 1.0 + now.as_secs_f64();
+        self.listen();
     }
 
     /// Gives its cache so many blocks, and says which requests can never fit any more: they are aborted.

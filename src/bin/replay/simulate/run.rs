@@ -2,7 +2,7 @@
 
 use super::fault::What;
 use super::fleet::FleetConfig;
-use super::policy::{Ask, Ended, ReplicaReport, Router, Standing};
+use super::policy::{Ask, Ended, Policy, ReplicaReport, Router, Standing};
 use super::replica::{Progress, Replica};
 use crate::random::Random;
 use crate::stats::Sample;
@@ -101,6 +101,7 @@ pub struct Simulation<'a> {
     in_flight: Vec<Vec<usize>>,
     /// Reports on their way, by gateway.
     reports: Vec<VecDeque<Reports>>,
+    report_interval: Duration,
     /// No reports before this.
     silent_until: Duration,
     talks: Vec<Talk>,
@@ -118,6 +119,7 @@ impl<'a> Simulation<'a> {
     pub fn new(
         fleet: &'a FleetConfig,
         trace: &'a Trace,
+        policy: Policy,
         routers: Vec<Box<dyn Router + 'a>>,
         seed: u64,
     ) -> Self {
@@ -132,10 +134,13 @@ impl<'a> Simulation<'a> {
             trace,
             routers,
             connections: Random::new(seed, CONNECTIONS),
-            places: fleet.engines().into_iter().enumerate().map(place).collect(),
+            places: fleet.engines(policy).into_iter().enumerate().map(place).collect(),
             serving: Vec::new(),
             in_flight: vec![vec![0; fleet.replicas]; gateways],
             reports: vec![VecDeque::new(); gateways],
+            report_interval: policy
+                .report_interval()
+                .map_or(fleet.report_interval, |own| own.min(fleet.report_interval)),
             silent_until: Duration::ZERO,
             talks: vec![Talk::default(); trace.sessions.len()],
             flights: Vec::with_capacity(trace.requests()),
@@ -163,7 +168,7 @@ impl<'a> Simulation<'a> {
         let gateways = self.in_flight.len();
         for gateway in 0..gateways {
             let share = gateway as f64 / gateways as f64;
-            self.at(self.fleet.report_interval.mul_f64(share), Event::Report { gateway });
+            self.at(self.report_interval.mul_f64(share), Event::Report { gateway });
         }
         self.stand();
         while let Some(Reverse((now, event, _))) = self.events.pop().filter(|_| self.open > 0) {
@@ -294,6 +299,12 @@ impl<'a> Simulation<'a> {
 
     /// Takes in what a replica did, and sees to it that it is woken in time.
     fn settle(&mut self, replica: usize, now: Duration) {
+        let changes = self.places.get_mut(replica).map(|place| place.replica.changes());
+        if let Some(changes) = changes.filter(|changes| !changes.is_empty()) {
+            for router in &mut self.routers {
+                router.cached(replica, &changes, now);
+            }
+        }
         let mut told = std::mem::take(&mut self.told);
         for progress in told.drain(..) {
             self.progress(progress);
@@ -403,7 +414,7 @@ impl<'a> Simulation<'a> {
     }
 
     fn report(&mut self, gateway: usize, now: Duration) {
-        self.at(now + self.fleet.report_interval, Event::Report { gateway });
+        self.at(now + self.report_interval, Event::Report { gateway });
         if now < self.silent_until {
             return;
         }
