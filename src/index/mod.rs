@@ -195,6 +195,11 @@ impl PrefixIndex {
         self.shadows.get(&replica).map_or(0, |shadow| shadow.recorded)
     }
 
+    /// Blocks for which the replica has room beside those it is believed to hold; `None` while nothing was recorded of it.
+    pub fn free_blocks(&self, replica: ReplicaId) -> Option<usize> {
+        self.shadows.get(&replica).map(Shadow::room)
+    }
+
     /// Blocks that the replica is believed to hold.
     pub fn held_blocks(&self, replica: ReplicaId) -> usize {
         self.shadows.get(&replica).map_or(0, Shadow::len)

@@ -69,6 +69,10 @@ impl Shadow {
         self.by_hash.len()
     }
 
+    pub(super) fn room(&self) -> usize {
+        self.capacity.saturating_sub(self.by_hash.len())
+    }
+
     pub(super) fn set_capacity(&mut self, capacity: usize) {
         self.capacity = capacity;
     }

@@ -289,6 +289,7 @@ impl Fleet {
             cluster: "c",
             model_names: &names,
             prompt: PromptKnowledge::Tokens { tokens: ids, seed },
+            adapter: None,
             answer_limit,
             tie_seed: bytes.u64(),
         };
@@ -308,7 +309,7 @@ impl Fleet {
 
     fn decide(&self, index: &PrefixIndex, question: &Question<'_>) -> Decision {
         let Self { table, charges, strikes, .. } = self;
-        let view = View { table, index, charges, strikes, now: self.now };
+        let view = View { table, index, charges, strikes, rates: &Rates::default(), now: self.now };
         let decision = decide(&self.config, &view, question);
         assert!(decision.ranked.len() <= MAX_RANKED);
         assert_eq!(decision.ranked.is_empty(), decision.chosen().is_none());

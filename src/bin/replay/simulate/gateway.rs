@@ -5,6 +5,7 @@ use std::time::Duration;
 use warmpath::charge::Charges;
 use warmpath::feedback;
 use warmpath::index::PrefixIndex;
+use warmpath::learn::Rates;
 use warmpath::mock::engine::{EngineConfig, Load, RequestId};
 use warmpath::replicas::stats::Report;
 use warmpath::replicas::strikes::Strikes;
@@ -73,11 +74,12 @@ impl Gateway {
         let now = moment(now);
         let strikes = Strikes::default();
         let (table, index, charges) = (&self.table, &self.index, &self.charges);
-        let view = View { table, index, charges, strikes: &strikes, now };
+        let view = View { table, index, charges, strikes: &strikes, rates: &Rates::default(), now };
         let question = Question {
             cluster: CLUSTER,
             model_names: &[],
             prompt: PromptKnowledge::Tokens { tokens: prompt, seed: ChainSeed::new("m", None) },
+            adapter: None,
             answer_limit: Some(answer_tokens),
             tie_seed: id.0,
         };
