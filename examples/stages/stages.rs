@@ -263,8 +263,14 @@ fn look_up(input: &str, tokens: u32, replicas: usize) -> Case {
             now: Moment::default(),
         };
         let prompt = PromptKnowledge::Hashed { prompt_tokens: tokens, chains: chains.as_slice() };
-        let question =
-            Question { cluster: "c", model_names: &[], prompt, adapter: None, answer_limit: None, tie_seed: 3 };
+        let question = Question {
+            cluster: "c",
+            model_names: &[],
+            prompt,
+            adapter: None,
+            answer_limit: None,
+            tie_seed: 3,
+        };
         if let Some(route) = &route {
             black_box(steps.time(|| route::decide(route, &view, &question)));
         }

@@ -7,6 +7,7 @@ use std::cell::OnceCell;
 use warmpath::charge::{Charge, Charges};
 use warmpath::config::Config;
 use warmpath::index::{PrefixIndex, Recorded};
+use warmpath::learn::Rates;
 use warmpath::model::{Model, PromptError, Reading};
 use warmpath::replicas::models::Served;
 use warmpath::replicas::strikes::{Strike, Strikes};
