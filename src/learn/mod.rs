@@ -6,12 +6,16 @@
 //!
 //! | what | from | until it is known | bounds |
 //! | --- | --- | --- | --- |
-//! | prefill rate, and seconds before it | work computed (tokens that were not cached, and what was queued in front) against the time from sending to the first event with content: the slope of a resistant line is the rate, its base what the replica takes besides (network, steps, queues of others). Where all prompts are alike the line has no slope: the median of work by time, and no base | the median of its cluster; of a cluster that nobody has measured, the configured rate | [`MIN_RATE`] to [`MAX_RATE`], [`MAX_BASE_S`] |
-//! | decode seconds per token and neighbour | mean gap between an answer's tokens against the requests in flight there: the line's slope | the same | [`MAX_DECODE_S`] |
+//! | prefill rate, and seconds before it | work computed (tokens that were not cached, and what was queued in front) against the time from sending to the first event with content. One resistant line through the answers of the whole cluster: its slope is the usual rate, its base what an engine takes besides (network, steps). Where all prompts are alike it has no slope: the median of work by time, and no base | the configured rate, no base | [`MIN_RATE`] to [`MAX_RATE`], [`MAX_BASE_S`] |
+//! | decode seconds per token and neighbour | mean gap between an answer's tokens against the requests in flight there: a line again, through the shorter gaps, since the longer ones met others' prompts, and those have a term of their own | the configured one | [`MAX_DECODE_S`] |
+//! | how a replica differs from its cluster, in each of the two | the median of its own answers' times by what the cluster's line says of them | as usual | differences under [`SAME`] are noise |
 //!
-//! An estimate needs [`MIN_SAMPLES`] answers, forgets those older than [`MAX_AGE`], and decays
-//! towards the cluster's median with [`HALF_LIFE`]: a replica that was slow and therefore gets
-//! nothing is not slow for ever. It belongs to an incarnation, so a restart begins anew.
+//! A line for each replica would be told by too few answers: simulated, four equal replicas seemed to differ by three to
+//! one, and a quarter more was computed than with rates that are told.
+//!
+//! A replica's own speed needs [`MIN_SAMPLES`] answers, forgets those older than [`MAX_AGE`], and
+//! decays towards the usual with [`HALF_LIFE`]: one that was slow and therefore gets nothing is not
+//! slow for ever. It belongs to an incarnation, so a restart begins anew.
 //!
 //! An answer that comes whole tells nothing here: how its time is shared out between the prompt and
 //! the answer cannot be seen. (What it says of cached tokens is compared all the same, by
@@ -56,8 +60,19 @@ pub const MAX_DECODE_S: f64 = 0.1;
 const MIN_WORK: f64 = 256.0;
 
 /// How far apart a line's thirds must be: prompt tokens; requests in flight.
-const WORK_SPREAD: f64 = 1024.0;
+const WORK_SPREAD: f64 = 512.0;
 const NEIGHBOUR_SPREAD: f64 = 3.0;
+
+/// The share of gaps that others' prompts have not made longer.
+const UNDISTURBED: f64 = 0.25;
+
+/// Answers of one cluster that a line goes through: some tenths of a millisecond. Of more replicas each gives fewer.
+const MOST_POINTS: usize = 4096;
+
+/// Replicas whose speeds differ by less, as a logarithm (a quarter), are taken for equal, and only from twice that on for
+/// what they seem: the median of some answers' times is not more exact than this, and where equal replicas seem to
+/// differ, prompts leave their prefixes for nothing.
+pub const SAME: f64 = 0.25;
 
 /// Fewer gaps are the engine's first steps, which are slower.
 const MIN_GAPS: u32 = 8;
@@ -203,16 +218,22 @@ impl Lessons {
     }
 
     /// Drops replicas that are no more, and brings what was learned of the others up to date. Whether anything changed.
-    pub fn settle(&mut self, now: Moment, lives: impl Fn(ReplicaId) -> bool) -> bool {
+    pub fn settle(&mut self, now: Moment, table: &ReplicaTable) -> bool {
         let before = self.by_replica.len();
-        self.by_replica.retain(|replica, _| lives(*replica));
+        self.by_replica.retain(|replica, _| table.by_id(*replica).is_some());
         let mut changed = self.by_replica.len() != before;
-        for answers in self.by_replica.values_mut() {
+        let mut by_cluster: HashMap<&str, Vec<&mut Answers>> = HashMap::new();
+        for (replica, answers) in &mut self.by_replica {
             let all = answers.points.len();
             answers.points.retain(|point| now.since(point.at) < MAX_AGE);
-            if std::mem::take(&mut answers.is_new) || answers.points.len() != all {
-                answers.learned = answers.learned();
-                changed = true;
+            changed |= std::mem::take(&mut answers.is_new) || answers.points.len() != all;
+            let cluster = table.by_id(*replica).map_or("", |replica| replica.cluster.as_str());
+            by_cluster.entry(cluster).or_default().push(answers);
+        }
+        if changed {
+            for answers in by_cluster.into_values() {
+                let usual = Usual::of(&answers);
+                answers.into_iter().for_each(|answers| answers.learned = answers.learned(&usual));
             }
         }
         changed
@@ -224,45 +245,80 @@ impl Lessons {
     }
 }
 
+/// What the answers of a whole cluster show.
+struct Usual {
+    first_token: Option<Line>,
+    gap: Option<Line>,
+}
+
+impl Usual {
+    fn of(answers: &[&mut Answers]) -> Self {
+        let each = (MOST_POINTS / answers.len().max(1)).max(1);
+        let all = || answers.iter().flat_map(|answers| answers.points.iter().rev().take(each));
+        let first_tokens = all().map(Point::first_token).collect();
+        let gaps: Vec<(f64, f64)> = all().filter_map(Point::gap).collect();
+        Self { first_token: first_token(first_tokens), gap: gap(gaps) }
+    }
+}
+
+/// A first token's time by the work before it.
+fn first_token(mut all: Vec<(f64, f64)>) -> Option<Line> {
+    let line = Line::through(&mut all, WORK_SPREAD, 0.5);
+    let line = line.filter(|line| line.slope > 0.0 && line.base >= 0.0);
+    let line = line.or_else(|| {
+        let worth = all.iter().filter(|(work, _)| *work >= MIN_WORK);
+        Some(Line { base: 0.0, slope: median(worth.map(|(work, seconds)| seconds / work))? })
+    })?;
+    let slope = line.slope.clamp(1.0 / MAX_RATE, 1.0 / MIN_RATE);
+    Some(Line { base: line.base.min(MAX_BASE_S), slope })
+}
+
+/// A gap by the neighbours.
+fn gap(mut all: Vec<(f64, f64)>) -> Option<Line> {
+    let line = Line::through(&mut all, NEIGHBOUR_SPREAD, UNDISTURBED)?;
+    // Some engines do not get slower until they are half full.
+    Some(Line { slope: line.slope.clamp(0.0, MAX_DECODE_S), ..line })
+}
+
+/// How often as long as the line says it takes here.
+fn factor(line: &Line, points: impl Iterator<Item = (f64, f64)>) -> Option<f64> {
+    let ratios = points.map(|(x, y)| (line.at(x), y)).filter(|(usual, _)| *usual > 0.0);
+    median(ratios.map(|(usual, y)| y / usual)).filter(|factor| *factor > 0.0)
+}
+
+impl Point {
+    fn first_token(&self) -> (f64, f64) {
+        (f64::from(self.work), f64::from(self.first_token_s))
+    }
+
+    fn gap(&self) -> Option<(f64, f64)> {
+        (self.gap_s >= 0.0).then(|| (f64::from(self.neighbours), f64::from(self.gap_s)))
+    }
+}
+
 impl Answers {
-    fn learned(&self) -> Learned {
+    fn learned(&self, usual: &Usual) -> Learned {
         let Self { points, evidence, .. } = self;
-        let (prefill_tokens_per_s, base_s) = prefill(points).unzip();
+        let first_token = usual.first_token.and_then(|line| {
+            let factor = factor(&line, points.iter().map(Point::first_token))?;
+            let rate = 1.0 / (line.slope * factor);
+            Some((rate.clamp(MIN_RATE, MAX_RATE), (line.base * factor).min(MAX_BASE_S)))
+        });
+        let (prefill_tokens_per_s, base_s) = first_token.unzip();
+        let decode_s_per_token = usual.gap.and_then(|line| {
+            let factor = factor(&line, points.iter().filter_map(Point::gap))?;
+            Some((line.slope * factor).min(MAX_DECODE_S))
+        });
         Learned {
             prefill_tokens_per_s,
             base_s: base_s.unwrap_or(0.0),
-            decode_s_per_token: decode(points),
+            decode_s_per_token,
             wait_error_s: median(points.iter().map(|p| f64::from(p.error_s))).unwrap_or(0.0),
             samples: points.len() as u32,
             at: points.back().map(|point| point.at).unwrap_or_default(),
             evidence: *evidence,
         }
     }
-}
-
-/// Tokens per second, and seconds besides.
-fn prefill(points: &VecDeque<Point>) -> Option<(f64, f64)> {
-    let all = points.iter().map(|point| (f64::from(point.work), f64::from(point.first_token_s)));
-    let mut all: Vec<(f64, f64)> = all.collect();
-    let line =
-        Line::through(&mut all, WORK_SPREAD).filter(|line| line.slope > 0.0 && line.base >= 0.0);
-    let (rate, base) = match line {
-        Some(line) => (1.0 / line.slope, line.base),
-        None => {
-            let worth = all.iter().filter(|(work, _)| *work >= MIN_WORK);
-            (median(worth.map(|(work, seconds)| work / seconds))?, 0.0)
-        }
-    };
-    Some((rate.clamp(MIN_RATE, MAX_RATE), base.min(MAX_BASE_S)))
-}
-
-/// Seconds per token and neighbour.
-fn decode(points: &VecDeque<Point>) -> Option<f64> {
-    let with_gaps = points.iter().filter(|point| point.gap_s >= 0.0);
-    let with_gaps = with_gaps.map(|point| (f64::from(point.neighbours), f64::from(point.gap_s)));
-    let line = Line::through(&mut with_gaps.collect::<Vec<_>>(), NEIGHBOUR_SPREAD)?;
-    // Some engines do not get slower until they are half full.
-    Some(line.slope.clamp(0.0, MAX_DECODE_S))
 }
 
 /// The speed of every replica.
@@ -301,7 +357,8 @@ impl Rates {
             };
             for (replica, speed, at) in replicas {
                 let faded = now.since(*at).as_secs_f64() / HALF_LIFE.as_secs_f64();
-                by_replica.insert(*replica, speed.blend(&usual, (-faded).exp2()));
+                let speed = speed.beyond_noise(&usual).blend(&usual, (-faded).exp2());
+                by_replica.insert(*replica, speed);
             }
         }
         Self { by_replica }
@@ -377,6 +434,21 @@ impl Sums {
 }
 
 impl Speed {
+    /// Without differences that are too small to be told from noise.
+    fn beyond_noise(self, usual: &Self) -> Self {
+        let differs = |own: Option<f64>, usual: Option<f64>| match (own, usual) {
+            (Some(own), Some(usual)) if own > 0.0 && usual > 0.0 => {
+                (((own / usual).ln().abs() - SAME) / SAME).clamp(0.0, 1.0)
+            }
+            _ => 1.0,
+        };
+        let prefill = differs(self.prefill_tokens_per_s, usual.prefill_tokens_per_s);
+        let decode = differs(self.decode_s_per_token, usual.decode_s_per_token);
+        let Self { prefill_tokens_per_s, base_s, .. } = self.blend(usual, prefill);
+        let decode_s_per_token = self.blend(usual, decode).decode_s_per_token;
+        Self { prefill_tokens_per_s, base_s, decode_s_per_token, ..self }
+    }
+
     /// Between what was measured (`share` of it) and what is usual, in ratios.
     fn blend(self, usual: &Self, share: f64) -> Self {
         let between = |own: Option<f64>, usual: Option<f64>| match (own, usual) {

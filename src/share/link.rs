@@ -453,8 +453,7 @@ impl<S: Store> Link<S> {
 impl<S: Store> Link<S> {
     /// Tells the others what is new here, and takes in what is new there.
     fn learn(&mut self, now: Moment) {
-        let table = &self.table;
-        let changed = self.lessons.settle(now, |replica| table.by_id(replica).is_some());
+        let changed = self.lessons.settle(now, &self.table);
         self.lessons_version += u64::from(changed);
         self.write_learned();
         for (number, peer) in (0u32..).zip(&mut self.peers) {

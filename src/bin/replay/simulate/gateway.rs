@@ -105,7 +105,7 @@ impl Gateway {
         let table = &self.table;
         self.index.retain(|replica| table.by_id(replica).is_some());
         self.charges.forget_idle(now, self.route.cost.recent_half_life);
-        self.lessons.settle(now, |replica| table.by_id(replica).is_some());
+        self.lessons.settle(now, table);
         if self.learns_rates {
             self.rates = Rates::merged(self.lessons.learned(), table, now);
         }
