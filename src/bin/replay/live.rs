@@ -81,9 +81,11 @@ impl Player {
         let mut samples = Vec::new();
         let Some(opening) = self.script.opening(index) else { return samples };
         let mut answers: Vec<String> = Vec::new();
-        let mut planned = self.start + opening.arrival;
+        // A time that no clock reaches ends the session.
+        let Some(mut planned) = self.start.checked_add(opening.arrival) else { return samples };
         for turn in 0..opening.turns {
-            planned += self.script.pause(index, turn);
+            let Some(next) = planned.checked_add(self.script.pause(index, turn)) else { break };
+            planned = next;
             // Written before the time has come, since writing it takes time too.
             let Some(ask) = self.script.ask(index, turn, &answers, &self.gateway.model) else {
                 break;

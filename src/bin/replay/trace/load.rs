@@ -290,12 +290,12 @@ fn renew(session: &mut Session, copy: u64, shared: &HashSet<u64>) {
 /// Moves a family's arrival, round the end of the span.
 fn delay(family: &mut [Session], by: Duration, span: Duration) {
     let first = family.iter().map(|session| session.arrival).min().unwrap_or_default();
-    let mut moved = first + by;
+    let mut moved = first.saturating_add(by);
     if moved > span {
         moved -= span;
     }
     for session in family {
-        session.arrival = session.arrival - first + moved;
+        session.arrival = (session.arrival - first).saturating_add(moved);
     }
 }
 
@@ -416,6 +416,17 @@ mod tests {
         assert!(trace_of(cut).sessions.iter().all(|session| session.turns.len() == 2));
         let short = Load { prompt_tokens: Some(64 * 3 + 10), ..load(1, 0.1, 80) };
         assert!(trace_of(short).sessions.iter().all(|session| session.turns.len() == 2));
+    }
+
+    #[test]
+    fn arrivals_beyond_every_clock_do_not_overflow() {
+        let mut trace = trace(3);
+        for session in &mut trace.sessions {
+            session.arrival = Duration::MAX;
+        }
+        let copied = draw(&trace, &load(1, 0.1, 40).limits()).unwrap();
+        assert_eq!(copied.requests(), 42);
+        assert!(spread(&mut trace, Duration::MAX, 1e300).is_ok());
     }
 
     #[test]
