@@ -135,7 +135,7 @@ pub fn run(args: &SimulateArgs) -> Result<(), String> {
 }
 
 impl SimulateArgs {
-    fn fleet(&self) -> Result<FleetConfig, String> {
+    pub(crate) fn fleet(&self) -> Result<FleetConfig, String> {
         if self.replicas == 0 {
             return Err("--replicas: at least one is needed".to_owned());
         }

@@ -260,7 +260,7 @@ pub struct Why {
 #[derive(Debug, Clone, Copy)]
 pub struct Ended<'a> {
     /// Prompt tokens that were cached, `None` where the engine does not say.
-    #[expect(dead_code, reason = "for learning, which is yet to come")]
+    #[cfg_attr(not(test), expect(dead_code, reason = "for learning, which is yet to come"))]
     pub cached_tokens: Option<u32>,
     /// Tokens of the answer.
     pub answer_tokens: u32,
