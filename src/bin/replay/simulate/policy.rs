@@ -111,6 +111,7 @@ impl Policy {
     }
 
     /// Whether it knows what nobody can, so that it is measured against and not compared with.
+    #[expect(dead_code, reason = "for verdicts, which are yet to come")]
     pub fn is_bound(self) -> bool {
         self == Self::Lookahead
     }
@@ -238,7 +239,6 @@ pub struct Ask<'a> {
     /// Its name.
     pub id: RequestId,
     /// The session's number.
-    #[expect(dead_code, reason = "for baselines that are yet to come")]
     pub session: usize,
     /// The session's name.
     pub session_name: &'a str,
