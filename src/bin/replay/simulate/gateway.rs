@@ -5,7 +5,7 @@ use super::policy::{Ask, Ended, ReplicaReport, Router, Why};
 use hashbrown::HashMap;
 use std::time::Duration;
 use warmpath::charge::Charges;
-use warmpath::index::PrefixIndex;
+use warmpath::index::{PrefixIndex, Stretch};
 use warmpath::learn::{Answered, Lessons, Rates};
 use warmpath::mock::scheduler::RequestId;
 use warmpath::replicas::stats::Report;
@@ -20,6 +20,9 @@ pub const CLUSTER: &str = "fleet";
 
 /// How often what was learned is brought up to date: the filter's own tick.
 const TICK: Duration = Duration::from_millis(100);
+
+/// Blocks that go on one tick where a capacity has shrunk.
+const SHRUNK_PER_TICK: usize = 8 << 10;
 
 /// See the module.
 pub struct Gateway {
@@ -104,6 +107,7 @@ impl Gateway {
         self.ticked = now;
         let table = &self.table;
         self.index.retain(|replica| table.by_id(replica).is_some());
+        self.index.shrink(SHRUNK_PER_TICK);
         self.charges.forget_idle(now, self.route.cost.recent_half_life);
         self.lessons.settle(now, table);
         if self.learns_rates {
@@ -111,9 +115,11 @@ impl Gateway {
         }
     }
 
-    fn record(&mut self, replica: ReplicaId, parent: Option<BlockHash>, blocks: &[BlockHash]) {
+    /// Notes that a replica holds what is behind the first `from` blocks of a chain.
+    fn record(&mut self, replica: ReplicaId, chain: &Chain, from: usize) {
         let capacity = self.table.shadow_blocks(replica, self.capacity_blocks);
-        self.index.record(replica, capacity, parent, blocks);
+        let new = Stretch::of(chain.hashes(), from);
+        self.index.record_behind(replica, capacity, new.parent, new.blocks);
     }
 
     fn neighbours(&self, replica: ReplicaId) -> u32 {
@@ -148,6 +154,7 @@ impl Router for Gateway {
         let now = moment(ask.now);
         self.tick(now);
         self.set_members(ask.serving);
+        self.index.advance(now);
         let strikes = Strikes::default();
         let chains = [self.chain(ask)];
         let view = View {
@@ -170,10 +177,10 @@ impl Router for Gateway {
         let Some(chosen) = decision.chosen() else {
             return Err(format!("nobody was chosen: {}", decision.reason.as_str()));
         };
-        let (predicted, id) = (chosen.overlap_tokens, chosen.id);
+        let (predicted, id, held) = (chosen.overlap_tokens, chosen.id, chosen.held_blocks);
         self.why = Why { predicted_tokens: Some(predicted), reason: decision.reason.as_str() };
-        if let Some((replica, parent, blocks)) = decision.new_blocks() {
-            self.record(replica, parent, blocks);
+        if let Some(chain) = &decision.chain {
+            self.record(id, chain, held);
         }
         let half_life = self.route.cost.recent_half_life;
         self.charges.start(id, decision.charged_tokens(), now, half_life);
@@ -196,7 +203,7 @@ impl Router for Gateway {
     }
 
     fn ended(&mut self, id: RequestId, ended: &Ended<'_>, now: Duration) {
-        let Some(flight) = self.under_way.remove(&id) else { return };
+        let Some(mut flight) = self.under_way.remove(&id) else { return };
         let Some(replica) = flight.chosen().map(|chosen| chosen.id) else { return };
         let now = moment(now);
         let neighbours = self.neighbours(replica);
@@ -204,16 +211,19 @@ impl Router for Gateway {
             self.charges.answer_began(replica, flight.decision.charged_tokens());
         }
         self.charges.end(replica);
-        let Some(chain) = flight.decision.chain.as_ref().filter(|_| !ended.failed) else { return };
+        if ended.failed {
+            return;
+        }
         self.time(&flight, ended, neighbours, now);
+        let Some(chain) = &mut flight.decision.chain else { return };
         // The last token of an answer is never computed, so a block that it fills is not cached.
         let size = chain.block_size().get();
         let tokens = chain.token_count() + (ended.answer_tokens as usize).saturating_sub(1);
-        let filled = (tokens / size as usize).saturating_sub(chain.hashes().len());
-        let new: Vec<BlockHash> =
-            ended.answer_blocks.iter().take(filled).copied().map(BlockHash).collect();
-        let parent = chain.hashes().last().copied();
-        self.record(replica, parent, &new);
+        let before = chain.hashes().len();
+        let filled = (tokens / size as usize).saturating_sub(before);
+        let filled = ended.answer_blocks.iter().take(filled).copied().map(BlockHash);
+        chain.go_on_behind(filled, &[], tokens);
+        self.record(replica, chain, before);
     }
 
     fn report(&mut self, replica: usize, report: &ReplicaReport, now: Duration) {
