@@ -1,7 +1,7 @@
 //! One gateway with the filter's core: what `src/shell` does with it, in virtual time.
 
 use super::fleet::FleetConfig;
-use super::policy::{Ask, Ended, ReplicaReport, Router, Why};
+use super::policy::{Ask, Ended, ReplicaReport, Router, Standing, Why};
 use hashbrown::HashMap;
 use std::time::Duration;
 use warmpath::charge::Charges;
@@ -29,7 +29,6 @@ pub struct Gateway {
     route: RouteConfig,
     learns_rates: bool,
     table: ReplicaTable,
-    serving: Vec<bool>,
     index: PrefixIndex,
     charges: Charges,
     lessons: Lessons,
@@ -57,11 +56,10 @@ impl UnderWay {
 impl Gateway {
     /// A gateway in front of a fleet, no replica of which it has sent anything.
     pub fn new(fleet: &FleetConfig) -> Self {
-        let mut gateway = Self {
+        Self {
             route: fleet.route.clone(),
             learns_rates: true,
             table: ReplicaTable::default(),
-            serving: Vec::new(),
             index: PrefixIndex::new(),
             charges: Charges::default(),
             lessons: Lessons::default(),
@@ -71,24 +69,7 @@ impl Gateway {
             capacity_blocks: fleet.engine.capacity_blocks,
             under_way: HashMap::new(),
             why: Why::default(),
-        };
-        gateway.set_members(&vec![true; fleet.replicas]);
-        gateway
-    }
-
-    /// Takes in which replicas Envoy would use.
-    fn set_members(&mut self, serving: &[bool]) {
-        if self.serving == serving {
-            return;
         }
-        self.serving = serving.to_vec();
-        let member = |(n, serves): (usize, &bool)| Member {
-            address: format!("127.0.0.1:{}", 8000 + n),
-            health: if *serves { Health::Healthy } else { Health::Draining },
-            priority: 0,
-        };
-        let members: Vec<Member> = serving.iter().enumerate().map(member).collect();
-        self.table.set_members(CLUSTER, &members);
     }
 
     /// The prompt's chain: the trace's ids are its hashes.
@@ -153,7 +134,6 @@ impl Router for Gateway {
     fn choose(&mut self, ask: &Ask<'_>) -> Result<usize, String> {
         let now = moment(ask.now);
         self.tick(now);
-        self.set_members(ask.serving);
         self.index.advance(now);
         let strikes = Strikes::default();
         let chains = [self.chain(ask)];
@@ -224,6 +204,20 @@ impl Router for Gateway {
         let filled = ended.answer_blocks.iter().take(filled).copied().map(BlockHash);
         chain.go_on_behind(filled, &[], tokens);
         self.record(replica, chain, before);
+    }
+
+    /// Those that are not there yet have their places, so that places and replicas have the same numbers.
+    fn standing(&mut self, standing: &[Standing]) {
+        let member = |(n, standing): (usize, &Standing)| Member {
+            health: match standing {
+                Standing::Serving => Health::Healthy,
+                Standing::Draining => Health::Draining,
+                Standing::Absent | Standing::Down => Health::Unhealthy,
+            },
+            ..Member::healthy(format!("127.0.0.1:{}", 8000 + n))
+        };
+        let members: Vec<Member> = standing.iter().enumerate().map(member).collect();
+        self.table.set_members(CLUSTER, &members);
     }
 
     fn report(&mut self, replica: usize, report: &ReplicaReport, now: Duration) {
