@@ -9,6 +9,8 @@ mod bounds;
 mod fault;
 mod fleet;
 mod gateway;
+#[cfg(test)]
+mod guards;
 mod policy;
 mod replica;
 mod run;
