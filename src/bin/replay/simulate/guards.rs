@@ -92,7 +92,6 @@ fn correction_follows_caches_that_shrink() {
         ]
     };
     let (with, without) = (errors(line), errors(&format!("{line} --no-correction")));
-    println!("{with:?} {without:?}");
     assert!(with[0] < 1.0 && without[0] < 1.0);
     assert!(with[2] < 5.0 && with[3] < 5.0, "{with:?} against {without:?}");
     assert!(without[3] > 10.0, "{with:?} against {without:?}");
@@ -100,15 +99,14 @@ fn correction_follows_caches_that_shrink() {
 
 #[test]
 fn a_replica_half_as_fast_gets_about_half_the_work() {
-    let line = "--workload no-reuse --requests 1000 --duration 10 --speeds 0.5,1,1,1";
+    let line = "--workload no-reuse --requests 500 --duration 20 --speeds 0.5,1,1,1";
     let share = |line: &str| {
         let samples = play(line, 1);
-        let [slow, others @ ..] = spread(samples[300..].iter());
+        let [slow, others @ ..] = spread(samples.iter());
         3.0 * slow as f64 / others.iter().sum::<usize>() as f64
     };
     let (learned, told) = (share(line), share(&format!("{line} --no-learning")));
-    println!("{learned} {told}");
-    assert!((0.3..0.7).contains(&learned), "{learned}");
+    assert!((0.35..0.65).contains(&learned), "{learned}");
     assert!(told > learned + 0.1, "{told}");
 }
 
@@ -120,7 +118,6 @@ fn a_restarted_replica_loses_its_claims_with_its_first_report() {
         .filter(|s| s.replica.as_deref() == Some("replica 02") && s.failures == 0)
         .filter(|s| s.arrival.as_secs_f64() < 6.0 || s.arrival.as_secs_f64() > 7.5)
         .partition(|s| s.arrival.as_secs_f64() < 6.0);
-    println!("{} {} {} {}", before.len(), after.len(), error(&before), error(&after));
     assert!(before.len() > 50 && after.len() > 50);
     assert!(error(&after) < 1.0, "{}", error(&after));
 }
@@ -130,7 +127,6 @@ fn sessions_one_after_the_other_do_not_all_go_to_one_replica() {
     let sessions = (0..60).map(|n| session(n, n as f64 * 3.0, 4, 40, 0)).collect();
     let samples = play_trace("", &trace(sessions));
     let spread = spread(samples.iter());
-    println!("{spread:?}");
     assert!(spread.iter().all(|n| (20..120).contains(n)), "{spread:?}");
     assert!(
         samples.iter().filter(|s| s.cached_tokens > 0).count() >= 170,
@@ -143,7 +139,6 @@ fn a_burst_of_one_cold_prompt_is_computed_twice_at_most() {
     let burst = (0..64).map(|n| session(n, 1.0, 1, 250, 250)).collect();
     let samples = play_trace("", &trace(burst));
     let cold = samples.iter().filter(|s| s.cached_tokens == 0).count();
-    println!("{cold} {:?}", spread(samples.iter()));
     assert!((1..=2).contains(&cold), "{cold}");
 }
 
@@ -156,29 +151,27 @@ fn where_all_have_everything_decoding_decides() {
     sessions[400..].iter_mut().for_each(|s| s.turns[0].answer_tokens = 200);
     let samples = play_trace("", &trace(sessions));
     let spread = spread(samples[400..].iter());
-    println!("{spread:?}");
-    assert!(samples[400..].iter().all(|s| s.cached_tokens >= 50 * 16));
+    // Whoever had none of it computes it once.
+    assert!(samples[400..].iter().filter(|s| s.cached_tokens < 50 * 16).count() <= 4);
     assert!(spread.iter().all(|n| (75..125).contains(n)), "{spread:?}");
 }
 
 #[test]
 fn a_replica_that_joins_gets_its_share_of_cold_prompts_and_no_more() {
-    let samples = play("--workload no-reuse --requests 1200 --duration 12 --fault 5:join:4", 1);
+    let samples = play("--workload no-reuse --requests 800 --duration 20 --fault 5:join:4", 1);
     let between = |from: f64, to: f64| {
         spread(samples.iter().filter(|s| (from..to).contains(&s.arrival.as_secs_f64())))
     };
-    let (first, later) = (between(5.0, 6.0), between(6.0, 12.0));
-    println!("{first:?} {later:?}");
+    let (first, later) = (between(5.0, 7.0), between(7.0, 20.0));
     let mean = |spread: [usize; 4]| spread.iter().sum::<usize>() as f64 / 4.0;
     assert!((first[3] as f64) < 2.0 * mean(first), "{first:?}");
-    assert!((0.6..1.4).contains(&(later[3] as f64 / mean(later))), "{later:?}");
+    assert!((0.7..1.3).contains(&(later[3] as f64 / mean(later))), "{later:?}");
 }
 
 #[test]
 fn a_replica_that_drains_gets_nothing_new_and_finishes_what_it_has() {
     let samples = play("--requests 600 --duration 8 --fault 4:drain:3", 1);
     let late = spread(samples.iter().filter(|s| s.arrival.as_secs_f64() > 4.0));
-    println!("{late:?}");
     assert_eq!(late[2], 0);
     assert!(samples.iter().all(|s| s.first_token.is_some() && s.failures == 0));
 }
