@@ -400,6 +400,12 @@ pub const REPLICA_SAMPLES: Metric = Metric::gauge(
     &["cluster", "replica"],
     "Answers that the three lines above come from; 0: not measured",
 );
+/// Corrections.
+pub const CORRECTIONS: Metric = Metric::counter(
+    "warmpath_corrections_total",
+    &["result"],
+    "Answers with fewer cached tokens than predicted: corrected (what followed is forgotten of that replica), or computing (others with the same beginning were under way, which proves nothing)",
+);
 /// What was seen of speed.
 pub const RATE_SAMPLES: Metric = Metric::counter(
     "warmpath_rate_samples_total",
@@ -422,7 +428,7 @@ pub const REPLICA_SHADOW: Metric = Metric::gauge(
 pub const REPLICA_CAPACITY: Metric = Metric::gauge(
     "warmpath_replica_capacity_blocks",
     &["cluster", "replica"],
-    "KV blocks that the replica has: the bound of the line above",
+    "KV blocks that the replica has, or seems to have where predictions show fewer: the bound of the line above",
 );
 /// Block size.
 pub const REPLICA_BLOCK_SIZE: Metric = Metric::gauge(
@@ -544,6 +550,7 @@ pub const ALL: &[Metric] = &[
     REPLICA_WAIT_ERROR,
     REPLICA_SAMPLES,
     RATE_SAMPLES,
+    CORRECTIONS,
     REPLICA_UNFINISHED,
     REPLICA_SHADOW,
     REPLICA_CAPACITY,

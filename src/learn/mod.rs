@@ -22,6 +22,7 @@
 //! [`sizing`].) It has no clock and shares nothing by itself; that is [`crate::share::learned`]'s.
 
 pub mod line;
+pub mod pending;
 pub mod sizing;
 
 use crate::replicas::{Moment, ReplicaId, ReplicaTable};

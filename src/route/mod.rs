@@ -336,8 +336,8 @@ fn weigh(
     let overlap_tokens =
         u32::try_from(reusable).unwrap_or(u32::MAX).saturating_mul(block_size.get());
     let new_blocks = known.map_or(0, |(chain, _)| chain.hashes().len().saturating_sub(held_blocks));
-    let free = view.index.free_blocks(replica.id).unwrap_or(usize::MAX);
-    let evicted = new_blocks.saturating_sub(free) as f64;
+    let evicted = view.index.would_evict(replica.id, new_blocks);
+    let used = Moment(evicted.used.saturating_mul(1000));
     let charge = view.charges.of(replica.id);
     let load = replica.fresh_load(view.now, config.stale_after);
     let signals = Signals {
@@ -352,7 +352,8 @@ fn weigh(
         reported_own: load.map_or(0.0, |load| f64::from(load.own)),
         kv_usage: load.and_then(|load| load.kv_usage),
         speed: view.rates.of(replica.id),
-        evicted_tokens: evicted * f64::from(block_size.get()),
+        evicted_tokens: evicted.blocks as f64 * f64::from(block_size.get()),
+        evicted_age_s: view.now.since(used).as_secs_f64(),
         loads_adapter: request.adapter.is_some_and(|adapter| replica.must_load(adapter)),
     };
     Candidate {

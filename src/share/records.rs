@@ -28,11 +28,20 @@ impl<S: Store> Link<S> {
         if record.blocks.is_empty() && record.parent.is_none() {
             return;
         }
+        self.note(&record);
         self.apply(&record);
         if has_room(&self.unlogged) {
             self.unlogged.extend(record.pieces());
         }
         self.log();
+    }
+
+    /// Blocks that are sent somewhere are not there at once.
+    fn note(&mut self, record: &Record) {
+        let first = record.blocks.get(record.known as usize);
+        if let Some(first) = first.filter(|_| record.fate == Fate::Held) {
+            self.pending.began(record.replica, *first, self.now);
+        }
     }
 
     /// Writes what is to be logged, which waits while this VM has no slot: what others record
@@ -68,6 +77,7 @@ impl<S: Store> Link<S> {
                 Read::Records(records) => {
                     let cost: usize = records.iter().map(cost).sum();
                     *budget = budget.saturating_sub(cost);
+                    records.iter().for_each(|record| self.note(record));
                     self.apply_or_wait(records);
                 }
                 Read::Gone => {}

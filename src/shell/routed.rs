@@ -233,6 +233,7 @@ impl Routed {
             meters::record_ms(&metrics::TTFT, &[self.class.as_str()], now.since(self.began));
             let in_flight = shared.fleet.link.in_flight(self.replica);
             self.first_token = Some((now, in_flight.saturating_sub(1)));
+            self.was_computed(shared, now);
             shared.fleet.link.publish(now);
         }
     }
@@ -261,8 +262,12 @@ impl Routed {
             self.take_back(shared);
         }
         let (now, mut notice) = (host::now(), None);
+        self.was_computed(shared, now);
         if let Some(feedback) = feedback {
             notice = self.check(shared, feedback, now);
+            if class.is_none() {
+                self.correct(shared, feedback);
+            }
             self.learn(shared, feedback, now);
             if class.is_none() {
                 self.remember(shared, feedback, now);
@@ -272,6 +277,46 @@ impl Routed {
         }
         shared.fleet.link.publish(now);
         notice
+    }
+
+    /// Its prompt has been computed, and so is there.
+    fn was_computed(&self, shared: &mut Shared<'_>, now: Moment) {
+        let chain = self.decision.chain.as_ref().map(Chain::hashes).unwrap_or_default();
+        if let Some(first) = chain.get(self.recorded.start).filter(|_| !self.recorded.is_empty()) {
+            shared.fleet.link.computed(self.replica, *first, now);
+        }
+    }
+
+    /// Takes in what the engine found in its cache, where that can be compared with what was predicted.
+    fn correct(&self, shared: &mut Shared<'_>, feedback: &Feedback) {
+        let Some(usage) = feedback.usage().filter(|_| shared.config.correction) else { return };
+        let prompt = self.prompt.as_ref().filter(|prompt| prompt.usage_is_comparable);
+        let (Some(chosen), Some(chain), Some(_)) =
+            (self.decision.chosen(), &self.decision.chain, prompt)
+        else {
+            return;
+        };
+        let Some(cached) = usage.cached_tokens else { return };
+        if self.served_elsewhere || usage.prompt_tokens != self.decision.prompt_tokens {
+            return;
+        }
+        let predicted = chosen.overlap_tokens;
+        let link = &mut shared.fleet.link;
+        if cached < predicted {
+            let blocks = chain.hashes().get(..chosen.held_blocks).unwrap_or_default();
+            let computing = link.was_computing(self.replica, blocks, self.sent);
+            let result = if computing { "computing" } else { "corrected" };
+            meters::add(&metrics::CORRECTIONS, &[result], 1);
+            if computing {
+                return;
+            }
+            link.correct(
+                self.replica,
+                chain.hashes(),
+                (cached / chain.block_size().get()) as usize,
+            );
+        }
+        link.compared(self.replica, predicted, cached);
     }
 
     /// Learns from how long its answer took. What that came to.
