@@ -105,6 +105,15 @@ pub struct Signals {
     pub kv_usage: Option<f64>,
 }
 
+impl Signals {
+    /// Requests there that somebody else sent, as far as it reports.
+    pub fn foreign(&self) -> f64 {
+        let (running, waiting) = self.reported.unwrap_or_default();
+        let own = self.in_flight.max(self.reported_own);
+        (running + waiting - own).max(0.0)
+    }
+}
+
 /// The cost, term by term, in seconds.
 #[derive(Debug, Clone, Copy, PartialEq, Default)]
 pub struct Cost {
@@ -125,14 +134,18 @@ impl Cost {
     pub fn total(&self) -> f64 {
         self.wait + self.prefill + self.stall + self.decode + self.pressure
     }
+
+    /// What of it passes before the first token.
+    pub fn first_token(&self) -> f64 {
+        self.wait + self.prefill
+    }
 }
 
 /// The formula.
 pub fn cost(config: &CostConfig, signals: &Signals) -> Cost {
     let uncached = (signals.prompt_tokens - signals.cached_tokens).max(0.0);
-    let (running, waiting) = signals.reported.unwrap_or_default();
-    let own = signals.in_flight.max(signals.reported_own);
-    let foreign = (running + waiting - own).max(0.0);
+    let (running, _) = signals.reported.unwrap_or_default();
+    let foreign = signals.foreign();
     let decoding = signals.in_flight.max(running.min(signals.in_flight + foreign));
     let queued = signals.unfinished_tokens
         + foreign * config.mean_uncached_tokens

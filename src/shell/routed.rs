@@ -505,7 +505,7 @@ fn decide(shared: &Shared<'_>, held: &Held<'_>, now: Moment) -> Decision {
         model_names,
         prompt,
         answer_limit: known.as_ref().ok().and_then(|known| known.prompt.max_answer_tokens),
-        tie_seed: shared.fleet.link.vm() ^ shared.fleet.streams,
+        tie_seed: shared.fleet.link.vm().wrapping_add(shared.fleet.streams),
     };
     shared.fleet.link.decide(now, |view| route::decide(&shared.config.route, view, &question))
 }
