@@ -1,49 +1,63 @@
 //! The engine's KV block pool: who holds which block, what is cached, what is evicted next.
 //!
-//! As in vLLM: a full block gets its digest and can be hit at once; a block that nobody holds
+//! As in vLLM: a full block gets its key and can be hit at once; a block that nobody holds
 //! keeps its contents and waits in a queue, oldest first, until the room is needed; a sequence
-//! gives its blocks back tail first, so that tails are evicted before heads. The same digest may
+//! gives its blocks back tail first, so that tails are evicted before heads. The same key may
 //! be stored in several blocks.
 //!
 //! It knows nothing of requests, steps or time.
 
-use super::digest::Digest;
 use hashbrown::HashMap;
 use std::collections::BTreeMap;
+use std::hash::Hash;
 
 /// A physical block.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash, PartialOrd, Ord)]
 pub struct BlockId(u32);
 
+/// What became of a key, as an engine's KV events tell it.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum Change<K> {
+    /// It can be hit.
+    Stored(K),
+    /// It no longer can: its last copy was given up.
+    Evicted(K),
+    /// Nothing can.
+    Cleared,
+}
+
 /// The pool.
 #[derive(Debug, Clone)]
-pub struct BlockCache {
-    slots: Vec<Slot>,
+pub struct BlockCache<K> {
+    slots: Vec<Slot<K>>,
     /// Blocks that nobody holds, by the stamp of their release: the first is taken next.
     idle: BTreeMap<u64, BlockId>,
-    stored: HashMap<Digest, Vec<BlockId>>,
+    stored: HashMap<K, Vec<BlockId>>,
     cached: usize,
     next_stamp: u64,
     evicted: u64,
+    /// What nobody has been told yet; none while nobody listens.
+    changes: Option<Vec<Change<K>>>,
 }
 
-#[derive(Debug, Clone, Default)]
-struct Slot {
-    digest: Option<Digest>,
+#[derive(Debug, Clone)]
+struct Slot<K> {
+    key: Option<K>,
     holders: u32,
     stamp: u64,
 }
 
-impl BlockCache {
+impl<K: Copy + Eq + Hash> BlockCache<K> {
     /// A pool of `capacity` empty blocks.
     pub fn new(capacity: u32) -> Self {
         let mut cache = Self {
-            slots: vec![Slot::default(); capacity as usize],
+            slots: vec![Slot { key: None, holders: 0, stamp: 0 }; capacity as usize],
             idle: BTreeMap::new(),
             stored: HashMap::new(),
             cached: 0,
             next_stamp: 0,
             evicted: 0,
+            changes: None,
         };
         for id in 0..capacity {
             cache.put_idle(BlockId(id));
@@ -76,9 +90,20 @@ impl BlockCache {
         self.evicted
     }
 
-    /// The longest run of `digests`, from the first, that is cached. Changes nothing.
-    pub fn find(&self, digests: &[Digest]) -> Vec<BlockId> {
-        digests.iter().map_while(|digest| self.stored.get(digest)?.first().copied()).collect()
+    /// Changes are kept from now on. The first says that there is nothing yet, so that who listens forgets whatever an
+    /// engine before this one had.
+    pub fn listen(&mut self) {
+        self.changes = Some(vec![Change::Cleared]);
+    }
+
+    /// The changes since the last call.
+    pub fn changes(&mut self) -> Vec<Change<K>> {
+        self.changes.as_mut().map(std::mem::take).unwrap_or_default()
+    }
+
+    /// The longest run of `keys`, from the first, that is cached. Changes nothing.
+    pub fn find(&self, keys: &[K]) -> Vec<BlockId> {
+        keys.iter().map_while(|key| self.stored.get(key)?.first().copied()).collect()
     }
 
     /// How many of `blocks` nobody holds: claiming them shrinks [`Self::idle`] by as many.
@@ -116,13 +141,17 @@ impl BlockCache {
         Some(taken)
     }
 
-    /// Makes a held block's contents known under `digest`.
-    pub fn store(&mut self, id: BlockId, digest: Digest) {
+    /// Makes a held block's contents known under `key`.
+    pub fn store(&mut self, id: BlockId, key: K) {
         let Some(slot) = self.slots.get_mut(id.0 as usize) else { return };
-        if slot.digest.is_none() {
-            slot.digest = Some(digest);
+        if slot.key.is_none() {
+            slot.key = Some(key);
             self.cached += 1;
-            self.stored.entry(digest).or_default().push(id);
+            let copies = self.stored.entry(key).or_default();
+            copies.push(id);
+            if copies.len() == 1 {
+                self.tell(Change::Stored(key));
+            }
         }
     }
 
@@ -144,11 +173,18 @@ impl BlockCache {
         }
         self.stored.clear();
         self.cached = 0;
-        self.slots.iter_mut().for_each(|slot| slot.digest = None);
+        self.slots.iter_mut().for_each(|slot| slot.key = None);
+        self.tell(Change::Cleared);
         true
     }
 
-    fn slot(&self, id: BlockId) -> Option<&Slot> {
+    fn tell(&mut self, change: Change<K>) {
+        if let Some(changes) = &mut self.changes {
+            changes.push(change);
+        }
+    }
+
+    fn slot(&self, id: BlockId) -> Option<&Slot<K>> {
         self.slots.get(id.0 as usize)
     }
 
@@ -162,15 +198,15 @@ impl BlockCache {
     }
 
     fn forget(&mut self, id: BlockId) -> bool {
-        let Some(digest) = self.slots.get_mut(id.0 as usize).and_then(|slot| slot.digest.take())
-        else {
+        let Some(key) = self.slots.get_mut(id.0 as usize).and_then(|slot| slot.key.take()) else {
             return false;
         };
         self.cached -= 1;
-        if let Some(copies) = self.stored.get_mut(&digest) {
+        if let Some(copies) = self.stored.get_mut(&key) {
             copies.retain(|copy| *copy != id);
             if copies.is_empty() {
-                self.stored.remove(&digest);
+                self.stored.remove(&key);
+                self.tell(Change::Evicted(key));
             }
         }
         true
@@ -180,6 +216,7 @@ impl BlockCache {
 #[cfg(test)]
 mod tests {
     use super::super::chance::Chance;
+    use super::super::digest::Digest;
     use super::*;
 
     fn digest(n: u64) -> Digest {
@@ -188,7 +225,7 @@ mod tests {
         Digest(bytes)
     }
 
-    fn fill(cache: &mut BlockCache, digests: std::ops::Range<u64>) -> Vec<BlockId> {
+    fn fill(cache: &mut BlockCache<Digest>, digests: std::ops::Range<u64>) -> Vec<BlockId> {
         let blocks = cache.take(digests.clone().count()).unwrap();
         for (id, n) in blocks.iter().zip(digests) {
             cache.store(*id, digest(n));
@@ -246,6 +283,7 @@ mod tests {
     fn clearing_waits_for_running_sequences() {
         let mut cache = BlockCache::new(2);
         let held = fill(&mut cache, 0..1);
+        cache.listen();
         assert!(!cache.clear());
         cache.release(&held);
         assert!(cache.clear());
@@ -328,6 +366,8 @@ mod tests {
             let mut chance = Chance::new(seed);
             let capacity = 4 + chance.below(28) as u32;
             let (mut cache, mut naive) = (BlockCache::new(capacity), Naive::new(capacity));
+            cache.listen();
+            let mut told: Vec<Digest> = Vec::new();
             let mut sequences: Vec<Vec<BlockId>> = Vec::new();
             for step in 0..600 {
                 let prefix: Vec<Digest> =
@@ -360,6 +400,19 @@ mod tests {
                         sequences.push(blocks);
                     }
                 }
+                for change in cache.changes() {
+                    match change {
+                        Change::Stored(digest) => told.push(digest),
+                        Change::Evicted(digest) => told.retain(|one| *one != digest),
+                        Change::Cleared => told.clear(),
+                    }
+                }
+                let stored = naive.stored_order.iter().map(|id| naive.digests[*id as usize]);
+                let mut stored: Vec<Digest> = stored.flatten().collect();
+                stored.sort_unstable();
+                stored.dedup();
+                told.sort_unstable();
+                assert_eq!(told, stored, "seed {seed} step {step}");
                 let idle: Vec<u32> = cache.idle.values().map(|id| id.0).collect();
                 assert_eq!(idle, naive.idle, "seed {seed} step {step}");
                 assert_eq!(cache.cached(), naive.stored_order.len(), "seed {seed} step {step}");
