@@ -279,6 +279,24 @@ pub const UNDERPREDICTED_TOKENS: Metric = Metric::counter(
     &["model"],
     "Tokens cached that were not predicted",
 );
+/// Choices that proved worse than another.
+pub const REGRET_REQUESTS: Metric = Metric::counter(
+    "warmpath_regret_requests_total",
+    &["reason"],
+    "Successful responses to routed requests, by why most was lost against the best candidate in hindsight (see Regret): stale_claim, queue, load, tie, policy, suspended, retry; none where nothing was; unknown_prompt where the prompt was not matched, untold where the response does not say",
+);
+/// Tokens lost by them.
+pub const REGRET_TOKENS: Metric = Metric::counter(
+    "warmpath_regret_tokens_total",
+    &["reason"],
+    "Tokens that the best candidate in hindsight had cached and the chosen replica had not, each by its reason",
+);
+/// Time lost by them.
+pub const REGRET_US: Metric = Metric::counter(
+    "warmpath_regret_us_total",
+    &["reason"],
+    "Microseconds of cost lost against the best candidate in hindsight, each by its reason",
+);
 /// Chosen is not always served.
 pub const SERVED_ELSEWHERE: Metric = Metric::counter(
     "warmpath_served_elsewhere_total",
@@ -493,6 +511,9 @@ pub const ALL: &[Metric] = &[
     PREDICTION,
     OVERPREDICTED_TOKENS,
     UNDERPREDICTED_TOKENS,
+    REGRET_REQUESTS,
+    REGRET_TOKENS,
+    REGRET_US,
     SERVED_ELSEWHERE,
     STRIKES,
     SUSPENSIONS,

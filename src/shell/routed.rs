@@ -20,11 +20,13 @@ use crate::model::Model;
 use crate::replicas::attempts::{Attempts, Seen};
 use crate::replicas::{Moment, ReplicaId};
 use crate::request::Prompt;
+use crate::route::regret::{Loss, Regret, Turnout};
 use crate::route::{self, Decision, PromptKnowledge, Question, Reason};
 use crate::share::log::{Fate, Record};
 use crate::tokens::blocks::{BlockHash, Chain};
 use std::ops::Range;
 use std::rc::Rc;
+use std::time::Duration;
 
 /// Bytes of JSON per token, for a prompt whose tokens are unknown: only how much its replica is
 /// charged depends on it.
@@ -44,6 +46,19 @@ pub struct Held<'a> {
     pub began: Moment,
 }
 
+/// Why a request is not routed.
+pub struct Unrouted {
+    pub reason: Reason,
+    /// When the client is told to come back, where nobody is to get the request.
+    pub retry_after_s: Option<u64>,
+}
+
+impl From<Reason> for Unrouted {
+    fn from(reason: Reason) -> Self {
+        Self { reason, retry_after_s: None }
+    }
+}
+
 /// See the module.
 pub struct Routed {
     replica: ReplicaId,
@@ -60,6 +75,8 @@ pub struct Routed {
     recorded: Range<usize>,
     _kept: Kept,
     served_elsewhere: bool,
+    /// From the decision to the first token, where that could be seen.
+    first_token: Option<Duration>,
     /// The suspended replica that this request tries out.
     probe: Option<ReplicaId>,
 }
@@ -83,16 +100,19 @@ struct PromptFacts {
 
 impl Routed {
     /// Decides, sets the header, charges the choice and records its blocks. An error leaves the
-    /// choice to Envoy.
-    pub fn new(shared: &mut Shared<'_>, held: Held<'_>) -> Result<Self, Reason> {
+    /// choice to Envoy, unless it says when to come back.
+    pub fn new(shared: &mut Shared<'_>, held: Held<'_>) -> Result<Self, Unrouted> {
         shared.fleet.has_traffic = true;
         shared.fleet.streams = shared.fleet.streams.wrapping_add(1);
         let now = host::now();
         shared.fleet.link.refresh(now);
         let mut decision = decide(shared, &held, now);
-        let Some(chosen) = decision.chosen() else { return Err(decision.reason) };
+        let Decision { reason, retry_after_s, .. } = decision;
+        let Some(chosen) = decision.chosen() else {
+            return Err(Unrouted { reason, retry_after_s });
+        };
         if !host::set_request_header(ROUTING_HEADER, &decision.header()) {
-            return Err(Reason::HostError);
+            return Err(Reason::HostError.into());
         }
         let (replica, address) = (chosen.id, chosen.address.clone());
         let recorded = record_new(shared, &decision);
@@ -124,6 +144,7 @@ impl Routed {
             recorded,
             _kept: kept,
             served_elsewhere: false,
+            first_token: None,
             probe,
         })
     }
@@ -223,6 +244,7 @@ impl Routed {
         // Of an answer that comes whole the end comes at once and tells this, too; should it not, the next tick does.
         if streamed {
             let now = host::now();
+            self.first_token = Some(now.since(self.sent));
             meters::record_ms(&metrics::TTFT, &[self.class.as_str()], now.since(self.began));
             shared.fleet.link.publish(now);
         }
@@ -255,6 +277,7 @@ impl Routed {
             notice = self.check(shared, feedback, now);
             self.learn(shared, feedback, now);
             if class.is_none() {
+                self.count_regret(shared, feedback);
                 self.remember(shared, feedback, now);
             }
         }
@@ -356,6 +379,30 @@ impl Routed {
         if let Some(last) = last.filter(|_| is_complete) {
             let at = at(shared, self.replica, now);
             shared.fleet.trust.evidence.note(&at, *last);
+        }
+    }
+
+    /// Counts what the choice lost, as far as the response tells.
+    fn count_regret(&self, shared: &Shared<'_>, feedback: &Feedback) {
+        let is_comparable = self.prompt.as_ref().is_some_and(|prompt| prompt.usage_is_comparable);
+        let turnout = Turnout {
+            cached_tokens: feedback.usage().filter(|_| is_comparable).and_then(|u| u.cached_tokens),
+            first_token: self.first_token,
+            is_elsewhere: self.served_elsewhere,
+        };
+        let regret = self.decision.regret(&shared.config.route, &turnout);
+        let reason = match &regret {
+            Some(regret) => regret.main().map_or("none", Loss::as_str),
+            None if self.decision.chain.is_some() => "untold",
+            None => "unknown_prompt",
+        };
+        meters::add(&metrics::REGRET_REQUESTS, &[reason], 1);
+        let Regret { tokens, seconds } = regret.unwrap_or_default();
+        for (loss, tokens) in tokens {
+            meters::add(&metrics::REGRET_TOKENS, &[loss.as_str()], tokens.into());
+        }
+        for (loss, seconds) in seconds {
+            meters::add(&metrics::REGRET_US, &[loss.as_str()], (seconds * 1e6) as u64);
         }
     }
 
