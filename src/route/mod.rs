@@ -3,6 +3,7 @@
 //! [`decide`] is the only path from a prompt's tokens to a replica. It reads values and returns
 //! one; it does not charge, record, count or send anything.
 
+mod guards;
 #[cfg(test)]
 mod herd_tests;
 mod overload;
@@ -248,6 +249,7 @@ pub fn decide(config: &RouteConfig, view: &View<'_>, question: &Question<'_>) ->
     };
     let mut candidates: Vec<Candidate> =
         replicas.iter().map(|replica| weigh(config, view, &request, replica, chains)).collect();
+    guards::relieve(config, &mut candidates);
     let retry_after_s =
         overload::retry_after(config.max_cost_s, &candidates, &question.prompt, chains);
     if retry_after_s.is_some() {
@@ -422,6 +424,7 @@ mod tests {
         pub(super) index: PrefixIndex,
         pub(super) charges: Charges,
         pub(super) strikes: Strikes,
+        pub(super) answer_limit: Option<u32>,
         pub(super) now: Moment,
     }
 
@@ -444,6 +447,7 @@ mod tests {
             index: PrefixIndex::new(),
             charges: Charges::default(),
             strikes: Strikes::default(),
+            answer_limit: Some(8),
             now: Moment::default().plus(Duration::from_secs(100)),
         }
     }
@@ -466,7 +470,7 @@ mod tests {
                 cluster: "pool",
                 model_names: &[],
                 prompt,
-                answer_limit: Some(8),
+                answer_limit: self.answer_limit,
                 tie_seed,
             };
             decide(&self.config, &view, &question)

@@ -3,7 +3,7 @@
 //! Health, models, suspensions and priorities are over by then: whoever may not get the request is no candidate. A
 //! policy charges nothing and knows no earlier request but by what it changed.
 
-use super::{Candidate, RouteConfig};
+use super::{Candidate, RouteConfig, guards};
 use crate::tokens::blocks::Chain;
 use std::cmp::Ordering;
 use xxhash_rust::xxh3::xxh3_64_with_seed;
@@ -12,11 +12,6 @@ use xxhash_rust::xxh3::xxh3_64_with_seed;
 /// long system prompt would all go to one replica; longer, and the turns of one conversation
 /// would not meet on theirs while nothing is known of them.
 const RENDEZVOUS_TOKENS: usize = 2048;
-
-/// A replica may win a tie only while its requests in flight are at most this many times the
-/// mean. 1.25 is the bound of "consistent hashing with bounded loads": lower scatters a prefix,
-/// higher lets it pile up.
-const TIE_LOAD_BOUND: f64 = 1.25;
 
 /// How a replica is chosen.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
@@ -123,8 +118,7 @@ fn break_tie(
     let prefill = |i: &usize| candidates.get(*i).map_or(f64::INFINITY, |c| c.cost.prefill);
     let least = tied.iter().map(prefill).fold(f64::INFINITY, f64::min);
     let tied: Vec<usize> = tied.into_iter().filter(|i| prefill(i) <= least + epsilon).collect();
-    let total: f64 = candidates.iter().map(|c| c.signals.in_flight).sum();
-    let bound = ((total + 1.0) / candidates.len() as f64 * TIE_LOAD_BOUND).ceil();
+    let bound = guards::bound(candidates);
     let rank = |i: &usize| match candidates.get(*i) {
         None => (false, 0),
         Some(c) => (c.signals.in_flight < bound, rendezvous(c, chains, number)),
