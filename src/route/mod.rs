@@ -15,11 +15,11 @@ pub use policy::Policy;
 pub use reason::Reason;
 
 use crate::charge::Charges;
-use crate::index::PrefixIndex;
+use crate::index::{Overlaps, PrefixIndex, Stretch};
 use crate::replicas::strikes::Strikes;
 use crate::replicas::{Health, Moment, Replica, ReplicaId, ReplicaTable};
 use crate::score::{self, Cost, CostConfig, Signals};
-use crate::tokens::blocks::{BlockHash, BlockSize, Chain, ChainSeed};
+use crate::tokens::blocks::{BlockSize, Chain, ChainSeed};
 use regret::Rivals;
 use std::time::Duration;
 
@@ -210,11 +210,10 @@ impl Decision {
     }
 
     /// The blocks that the chosen replica will hold once it has computed the prompt and that it
-    /// is not believed to hold yet, behind their parent.
-    pub fn new_blocks(&self) -> Option<(ReplicaId, Option<BlockHash>, &[BlockHash])> {
+    /// is not believed to hold yet.
+    pub fn new_blocks(&self) -> Option<(ReplicaId, Stretch<'_>)> {
         let (chosen, chain) = (self.chosen()?, self.chain.as_ref()?);
-        let (held, new) = chain.hashes().split_at_checked(chosen.held_blocks)?;
-        Some((chosen.id, held.last().copied(), new))
+        Some((chosen.id, Stretch::of(chain.hashes(), chosen.held_blocks)))
     }
 }
 
@@ -240,6 +239,9 @@ pub fn decide(config: &RouteConfig, view: &View<'_>, question: &Question<'_>) ->
         PromptKnowledge::Hashed { prompt_tokens, .. } => prompt_tokens,
         PromptKnowledge::Unknown { estimated_tokens, .. } => estimated_tokens,
     };
+    // Each chain is walked once, whoever holds it.
+    let overlaps: Vec<Overlaps<'_>> =
+        chains.iter().map(|chain| view.index.overlaps(chain.hashes())).collect();
     let in_flight: f64 =
         replicas.iter().map(|replica| f64::from(view.charges.of(replica.id).requests)).sum();
     let request = Request {
@@ -247,8 +249,10 @@ pub fn decide(config: &RouteConfig, view: &View<'_>, question: &Question<'_>) ->
         answer_limit: question.answer_limit,
         neighbours: in_flight / replicas.len() as f64,
     };
-    let mut candidates: Vec<Candidate> =
-        replicas.iter().map(|replica| weigh(config, view, &request, replica, chains)).collect();
+    let mut candidates: Vec<Candidate> = replicas
+        .iter()
+        .map(|replica| weigh(config, view, &request, replica, (chains, &overlaps)))
+        .collect();
     guards::relieve(config, &mut candidates);
     let retry_after_s =
         overload::retry_after(config.max_cost_s, &candidates, &question.prompt, chains);
@@ -257,7 +261,7 @@ pub fn decide(config: &RouteConfig, view: &View<'_>, question: &Question<'_>) ->
     }
     config.policy.rank(config, &mut candidates, chains, question.tie_seed);
     let suspended_overlap =
-        suspended.iter().map(|replica| overlap(config, view, replica, chains).1);
+        suspended.iter().map(|replica| overlap(config, replica, (chains, &overlaps)).1);
     let rivals = Rivals::of(&candidates, suspended_overlap.max().unwrap_or(0));
     let best_overlap = candidates.iter().map(|c| c.overlap_tokens).max().unwrap_or(0);
     candidates.truncate(MAX_RANKED);
@@ -344,15 +348,13 @@ struct Request {
 /// How many blocks of the prompt a replica is believed to hold, and how many tokens of it that saves.
 fn overlap(
     config: &RouteConfig,
-    view: &View<'_>,
     replica: &Replica,
-    chains: &[Chain],
+    (chains, overlaps): (&[Chain], &[Overlaps<'_>]),
 ) -> (usize, u32) {
     let block_size = replica.block_size.unwrap_or(config.default_block_size);
-    let chain = chains.iter().find(|chain| chain.block_size() == block_size);
-    let held_blocks =
-        chain.map_or(0, |chain| view.index.overlap_blocks(replica.id, chain.hashes()));
-    let reusable = chain.map_or(0, |chain| held_blocks.min(chain.reusable_blocks()));
+    let known = chains.iter().zip(overlaps).find(|(chain, _)| chain.block_size() == block_size);
+    let held_blocks = known.map_or(0, |(_, overlaps)| overlaps.of(replica.id));
+    let reusable = known.map_or(0, |(chain, _)| held_blocks.min(chain.reusable_blocks()));
     let tokens = u32::try_from(reusable).unwrap_or(u32::MAX).saturating_mul(block_size.get());
     (held_blocks, tokens)
 }
@@ -362,10 +364,10 @@ fn weigh(
     view: &View<'_>,
     request: &Request,
     replica: &Replica,
-    chains: &[Chain],
+    (chains, overlaps): (&[Chain], &[Overlaps<'_>]),
 ) -> Candidate {
     let block_size = replica.block_size.unwrap_or(config.default_block_size);
-    let (held_blocks, overlap_tokens) = overlap(config, view, replica, chains);
+    let (held_blocks, overlap_tokens) = overlap(config, replica, (chains, overlaps));
     let charge = view.charges.of(replica.id);
     let load = replica.fresh_load(view.now, config.stale_after);
     let signals = Signals {
@@ -477,9 +479,8 @@ mod tests {
         }
 
         pub(super) fn apply(&mut self, decision: &Decision) {
-            if let Some((id, parent, blocks)) = decision.new_blocks() {
-                let (parent, blocks) = (parent, blocks.to_vec());
-                self.index.record(id, 10_000, parent, &blocks);
+            if let Some((id, new)) = decision.new_blocks() {
+                self.index.record_behind(id, 10_000, new.parent, new.blocks);
             }
             let half_life = self.config.cost.recent_half_life;
             let uncached = decision.uncached_tokens();
@@ -777,7 +778,7 @@ mod tests {
             let chain =
                 Chain::new(ChainSeed::new("m", None), BlockSize::new(block_size).unwrap(), &tokens);
             let id = fleet.table.at(u32::from(block_size == 64)).unwrap().id;
-            fleet.index.record(id, 1000, None, chain.hashes());
+            fleet.index.record(id, 1000, chain.hashes());
         }
         let decision = fleet.ask(&tokens);
         let overlap = |slot| {
@@ -800,7 +801,7 @@ mod tests {
         assert_eq!(sizes.len(), MAX_BLOCK_SIZES);
         let sixteen = Chain::new(seed, BlockSize::new(16).unwrap(), &tokens);
         let (holder, beyond) = (fleet.table.at(2).unwrap().id, fleet.table.at(199).unwrap().id);
-        fleet.index.record(holder, 1000, None, sixteen.hashes());
+        fleet.index.record(holder, 1000, sixteen.hashes());
         let decision = fleet.ask(&tokens);
         let chosen = decision.chosen().unwrap();
         assert_eq!((chosen.id, chosen.overlap_tokens), (holder, 992));

@@ -228,7 +228,7 @@ mod tests {
         let chain = Chain::new(ChainSeed::new("m", None), BlockSize::new(16).unwrap(), &tokens);
         for (slot, (blocks, unfinished)) in (0..).zip(held) {
             let id = id(&fleet, slot);
-            fleet.index.record(id, 10_000, None, &chain.hashes()[..*blocks]);
+            fleet.index.record(id, 10_000, &chain.hashes()[..*blocks]);
             if *unfinished > 0 {
                 fleet.charges.start(id, *unfinished, fleet.now, Duration::from_secs(5));
             }

@@ -38,6 +38,8 @@ enum Action {
     Live(LiveArgs),
     /// Play a workload against a fleet in virtual time, under any policy.
     Simulate(simulate::SimulateArgs),
+    /// Say what a trace is like, and how it is made to fit a fleet.
+    Trace(trace::TraceArgs),
     /// Print the table of a file of records.
     Table {
         /// What `live --json` wrote.
@@ -106,6 +108,7 @@ async fn main() -> ExitCode {
     let outcome = match Command::parse().action {
         Action::Live(args) => live(args).await,
         Action::Simulate(args) => simulate::run(&args),
+        Action::Trace(args) => trace::run(&args),
         Action::Table { file } => table::read(&file).map(|runs| print!("{}", table::render(&runs))),
         Action::Ready { urls, within, containing } => {
             live::ready(&urls, Duration::from_secs_f64(within), containing.as_deref()).await

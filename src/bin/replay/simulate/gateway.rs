@@ -5,7 +5,7 @@ use super::policy::{Ask, Ended, ReplicaReport, Router, Why};
 use hashbrown::HashMap;
 use std::time::Duration;
 use warmpath::charge::Charges;
-use warmpath::index::PrefixIndex;
+use warmpath::index::{PrefixIndex, Stretch};
 use warmpath::mock::scheduler::RequestId;
 use warmpath::replicas::stats::Report;
 use warmpath::replicas::strikes::Strikes;
@@ -64,6 +64,7 @@ impl Gateway {
 impl Router for Gateway {
     fn choose(&mut self, ask: &Ask<'_>) -> Result<usize, String> {
         let now = moment(ask.now);
+        self.index.advance(now);
         let strikes = Strikes::default();
         let chains = [self.chain(ask)];
         let (table, index, charges) = (&self.table, &self.index, &self.charges);
@@ -81,8 +82,9 @@ impl Router for Gateway {
         };
         let (predicted, id) = (chosen.overlap_tokens, chosen.id);
         self.why = Why { predicted_tokens: Some(predicted), reason: decision.reason.as_str() };
-        if let Some((replica, parent, blocks)) = decision.new_blocks() {
-            self.index.record(replica, self.capacity_blocks as usize, parent, blocks);
+        if let Some((replica, new)) = decision.new_blocks() {
+            let capacity = self.capacity_blocks as usize;
+            self.index.record_behind(replica, capacity, new.parent, new.blocks);
         }
         let half_life = self.route.cost.recent_half_life;
         self.charges.start(id, decision.uncached_tokens(), now, half_life);
@@ -102,20 +104,22 @@ impl Router for Gateway {
     }
 
     fn ended(&mut self, id: RequestId, ended: &Ended<'_>, _now: Duration) {
-        let Some(decision) = self.under_way.remove(&id) else { return };
-        let (Some(chosen), Some(chain)) = (decision.chosen(), &decision.chain) else { return };
-        self.charges.end(chosen.id);
+        let Some(mut decision) = self.under_way.remove(&id) else { return };
+        let Some(chosen) = decision.chosen().map(|chosen| chosen.id) else { return };
+        let Some(chain) = &mut decision.chain else { return };
+        self.charges.end(chosen);
         if ended.failed {
             return;
         }
         // The last token of an answer is never computed, so a block that it fills is not cached.
         let size = chain.block_size().get();
         let tokens = chain.token_count() + (ended.answer_tokens as usize).saturating_sub(1);
-        let filled = (tokens / size as usize).saturating_sub(chain.hashes().len());
-        let new: Vec<BlockHash> =
-            ended.answer_blocks.iter().take(filled).copied().map(BlockHash).collect();
-        let parent = chain.hashes().last().copied();
-        self.index.record(chosen.id, self.capacity_blocks as usize, parent, &new);
+        let before = chain.hashes().len();
+        let filled = (tokens / size as usize).saturating_sub(before);
+        let filled = ended.answer_blocks.iter().take(filled).copied().map(BlockHash);
+        chain.go_on_behind(filled, &[], tokens);
+        let new = Stretch::of(chain.hashes(), before);
+        self.index.record_behind(chosen, self.capacity_blocks as usize, new.parent, new.blocks);
     }
 
     fn report(&mut self, replica: usize, report: &ReplicaReport, now: Duration) {
