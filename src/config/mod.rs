@@ -29,6 +29,8 @@ pub struct Config {
     pub clusters: Vec<ClusterConfig>,
     /// How a choice is made.
     pub route: RouteConfig,
+    /// How the second policy would choose.
+    pub shadow: Option<RouteConfig>,
     /// What failures seen in passing do to a replica.
     pub passive_health: PassiveHealth,
     /// When prompts that seem to differ from the engine's are not matched any more.
@@ -192,6 +194,7 @@ pub const OPTIONS: &[(&str, &str, &str)] = &[
     ("class_names", "[]", "list of text"),
     ("max_classes", "16", "names"),
     ("policy", "warmpath", "warmpath, least_loaded, prefix_only or round_robin"),
+    ("shadow", "-", "as policy"),
     ("max_cost_s", "-", "s"),
     ("tie_ms", "5", "ms"),
     ("tie_share", "0.05", "share"),
@@ -239,19 +242,22 @@ impl Config {
             Some(_) => return Err(error("explain", "expected an object".to_owned())),
             None => None,
         };
+        let route = RouteConfig {
+            policy: root.one_of("policy", POLICIES)?,
+            cost,
+            tie_s: root.number("tie_ms", 5.0, 0.0, 10_000.0)? / 1000.0,
+            tie_share: root.number("tie_share", 0.05, 0.0, 1.0)?,
+            max_cost_s: root.optional_number("max_cost_s", 0.001, 86_400.0)?,
+            stale_after: root.millis("stale_after_ms", 3000, 1, 600_000)?,
+            default_block_size: root.block_size("default_block_size", 16)?,
+        };
+        let shadow = shadow(&mut root, &route)?;
         let config = Self {
             fingerprint: fingerprint(&clusters),
             models,
             clusters,
-            route: RouteConfig {
-                policy: root.one_of("policy", POLICIES)?,
-                cost,
-                tie_s: root.number("tie_ms", 5.0, 0.0, 10_000.0)? / 1000.0,
-                tie_share: root.number("tie_share", 0.05, 0.0, 1.0)?,
-                max_cost_s: root.optional_number("max_cost_s", 0.001, 86_400.0)?,
-                stale_after: root.millis("stale_after_ms", 3000, 1, 600_000)?,
-                default_block_size: root.block_size("default_block_size", 16)?,
-            },
+            route,
+            shadow,
             passive_health,
             drift,
             default_capacity_blocks: root.integer("default_capacity_blocks", 8192, 1, 1 << 26)?
@@ -448,6 +454,24 @@ fn drift(fields: &mut Fields<'_>) -> Result<DriftConfig, ConfigError> {
     Ok(config)
 }
 
+/// The same choice by another policy, which turns nobody away.
+fn shadow(
+    fields: &mut Fields<'_>,
+    route: &RouteConfig,
+) -> Result<Option<RouteConfig>, ConfigError> {
+    if fields.take("shadow").is_none() {
+        return Ok(None);
+    }
+    let policy = fields.one_of("shadow", POLICIES)?;
+    if policy == route.policy {
+        return Err(error(
+            &fields.path_of("shadow"),
+            "expected another one than policy".to_owned(),
+        ));
+    }
+    Ok(Some(RouteConfig { policy, max_cost_s: None, ..route.clone() }))
+}
+
 fn classes(fields: &mut Fields<'_>) -> Result<ClassConfig, ConfigError> {
     let header = fields.optional_header("class_header")?;
     let names = fields.texts("class_names")?.unwrap_or_default();
@@ -574,6 +598,10 @@ mod tests {
         check_error(
             &with(r#","policy":"random""#),
             "policy: expected one of warmpath, least_loaded, prefix_only, round_robin, found \"random\"",
+        );
+        check_error(
+            &with(r#","policy":"round_robin","shadow":"round_robin""#),
+            "shadow: expected another one than policy",
         );
         check_error(
             &with(r#","max_cost_s":0"#),

@@ -219,6 +219,21 @@ impl Decision {
 
 /// Decides.
 pub fn decide(config: &RouteConfig, view: &View<'_>, question: &Question<'_>) -> Decision {
+    choose(config, view, question, |id| id)
+}
+
+/// Decides for the replicas' imagined identities: by what would be in flight and cached, had this configuration decided
+/// all along. What replicas report is real all the same, and so is who is ranked.
+pub fn imagine(config: &RouteConfig, view: &View<'_>, question: &Question<'_>) -> Decision {
+    choose(config, view, question, ReplicaId::imagined)
+}
+
+fn choose(
+    config: &RouteConfig,
+    view: &View<'_>,
+    question: &Question<'_>,
+    identity: fn(ReplicaId) -> ReplicaId,
+) -> Decision {
     let serving = match serving(view.table, question) {
         Ok(serving) => serving,
         Err(reason) => return Decision::unrouted(reason),
@@ -243,11 +258,12 @@ pub fn decide(config: &RouteConfig, view: &View<'_>, question: &Question<'_>) ->
     let overlaps: Vec<Overlaps<'_>> =
         chains.iter().map(|chain| view.index.overlaps(chain.hashes())).collect();
     let in_flight: f64 =
-        replicas.iter().map(|replica| f64::from(view.charges.of(replica.id).requests)).sum();
+        replicas.iter().map(|r| f64::from(view.charges.of(identity(r.id)).requests)).sum();
     let request = Request {
         prompt_tokens,
         answer_limit: question.answer_limit,
         neighbours: in_flight / replicas.len() as f64,
+        identity,
     };
     let mut candidates: Vec<Candidate> = replicas
         .iter()
@@ -261,7 +277,7 @@ pub fn decide(config: &RouteConfig, view: &View<'_>, question: &Question<'_>) ->
     }
     config.policy.rank(config, &mut candidates, chains, question.tie_seed);
     let suspended_overlap =
-        suspended.iter().map(|replica| overlap(config, replica, (chains, &overlaps)).1);
+        suspended.iter().map(|r| overlap(config, r, identity(r.id), (chains, &overlaps)).1);
     let rivals = Rivals::of(&candidates, suspended_overlap.max().unwrap_or(0));
     let best_overlap = candidates.iter().map(|c| c.overlap_tokens).max().unwrap_or(0);
     candidates.truncate(MAX_RANKED);
@@ -343,17 +359,20 @@ struct Request {
     prompt_tokens: u32,
     answer_limit: Option<u32>,
     neighbours: f64,
+    /// By which identity a replica's blocks and requests are known.
+    identity: fn(ReplicaId) -> ReplicaId,
 }
 
 /// How many blocks of the prompt a replica is believed to hold, and how many tokens of it that saves.
 fn overlap(
     config: &RouteConfig,
     replica: &Replica,
+    id: ReplicaId,
     (chains, overlaps): (&[Chain], &[Overlaps<'_>]),
 ) -> (usize, u32) {
     let block_size = replica.block_size.unwrap_or(config.default_block_size);
     let known = chains.iter().zip(overlaps).find(|(chain, _)| chain.block_size() == block_size);
-    let held_blocks = known.map_or(0, |(_, overlaps)| overlaps.of(replica.id));
+    let held_blocks = known.map_or(0, |(_, overlaps)| overlaps.of(id));
     let reusable = known.map_or(0, |(chain, _)| held_blocks.min(chain.reusable_blocks()));
     let tokens = u32::try_from(reusable).unwrap_or(u32::MAX).saturating_mul(block_size.get());
     (held_blocks, tokens)
@@ -367,8 +386,9 @@ fn weigh(
     (chains, overlaps): (&[Chain], &[Overlaps<'_>]),
 ) -> Candidate {
     let block_size = replica.block_size.unwrap_or(config.default_block_size);
-    let (held_blocks, overlap_tokens) = overlap(config, replica, (chains, overlaps));
-    let charge = view.charges.of(replica.id);
+    let id = (request.identity)(replica.id);
+    let (held_blocks, overlap_tokens) = overlap(config, replica, id, (chains, overlaps));
+    let charge = view.charges.of(id);
     let load = replica.fresh_load(view.now, config.stale_after);
     let signals = Signals {
         prompt_tokens: f64::from(request.prompt_tokens),
@@ -461,6 +481,15 @@ mod tests {
         }
 
         pub(super) fn decide(&self, prompt: PromptKnowledge<'_>, tie_seed: u64) -> Decision {
+            self.with(prompt, tie_seed, |view, question| decide(&self.config, view, question))
+        }
+
+        fn with<T>(
+            &self,
+            prompt: PromptKnowledge<'_>,
+            tie_seed: u64,
+            act: impl FnOnce(&View<'_>, &Question<'_>) -> T,
+        ) -> T {
             let view = View {
                 table: &self.table,
                 index: &self.index,
@@ -475,7 +504,7 @@ mod tests {
                 answer_limit: self.answer_limit,
                 tie_seed,
             };
-            decide(&self.config, &view, &question)
+            act(&view, &question)
         }
 
         pub(super) fn apply(&mut self, decision: &Decision) {
@@ -810,6 +839,29 @@ mod tests {
             fleet.slot(slot, |replica| replica.health = Health::Draining);
         }
         assert_eq!(fleet.ask(&tokens).chosen().unwrap().id, beyond);
+    }
+
+    #[test]
+    fn what_is_imagined_goes_by_its_own_caches_and_queues() {
+        let mut fleet = fleet(2);
+        let (tokens, seed) = (prompt(1, 1000), ChainSeed::new("m", None));
+        let [first, second] = [0, 1].map(|slot| fleet.table.at(slot).unwrap().id);
+        let chain = Chain::new(seed, BlockSize::new(16).unwrap(), &tokens);
+        fleet.index.record(first, 1000, chain.hashes());
+        fleet.index.record(second.imagined(), 1000, &chain.hashes()[..50]);
+        let choices = |fleet: &Fleet, policy| {
+            let config = RouteConfig { policy, ..fleet.config.clone() };
+            let prompt = PromptKnowledge::Tokens { tokens: &tokens, seed };
+            let made = fleet.decide(prompt, 0);
+            let imagined = fleet.with(prompt, 0, |view, question| imagine(&config, view, question));
+            let overlap = |decision: &Decision| decision.chosen().unwrap().overlap_tokens;
+            (chosen(&made), overlap(&made), chosen(&imagined), overlap(&imagined))
+        };
+        assert_eq!(choices(&fleet, Policy::PrefixOnly), (0, 992, 1, 800));
+        fleet.charges.start(second.imagined(), 0, fleet.now, Duration::from_secs(5));
+        assert_eq!(choices(&fleet, Policy::LeastLoaded), (0, 992, 0, 0));
+        fleet.charges.start(first, 80_000, fleet.now, Duration::from_secs(5));
+        assert_eq!(choices(&fleet, Policy::LeastLoaded), (1, 0, 0, 0));
     }
 
     #[test]

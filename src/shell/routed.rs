@@ -8,6 +8,7 @@ use super::kept::Kept;
 use super::oracle::Question as Asking;
 use super::reading::{Known, until};
 use super::root::Shared;
+use super::shadow::Shadow;
 use super::{ROUTING_HEADER, host, meters};
 use crate::classes::Label;
 use crate::config::ModelConfig;
@@ -79,6 +80,8 @@ pub struct Routed {
     first_token: Option<Duration>,
     /// The suspended replica that this request tries out.
     probe: Option<ReplicaId>,
+    /// The choice that was only counted.
+    shadow: Option<Shadow>,
 }
 
 /// What is remembered of a prompt.
@@ -106,7 +109,7 @@ impl Routed {
         shared.fleet.streams = shared.fleet.streams.wrapping_add(1);
         let now = host::now();
         shared.fleet.link.refresh(now);
-        let mut decision = decide(shared, &held, now);
+        let (mut decision, imagined) = decide(shared, &held, now);
         let Decision { reason, retry_after_s, .. } = decision;
         let Some(chosen) = decision.chosen() else {
             return Err(Unrouted { reason, retry_after_s });
@@ -118,6 +121,7 @@ impl Routed {
         let recorded = record_new(shared, &decision);
         shared.fleet.link.charge(replica, decision.uncached_tokens(), now);
         let probe = shared.fleet.link.probe_began(replica, now).then_some(replica);
+        let shadow = Shadow::began(shared, &decision, imagined, now);
         shared.fleet.link.publish(now);
         let proven = is_proven(shared, &decision, now);
         let body_bytes = held.body_bytes;
@@ -146,6 +150,7 @@ impl Routed {
             served_elsewhere: false,
             first_token: None,
             probe,
+            shadow,
         })
     }
 
@@ -240,6 +245,9 @@ impl Routed {
             return;
         }
         shared.fleet.link.answer_began(self.replica, self.decision.uncached_tokens());
+        if let Some(shadow) = &mut self.shadow {
+            shadow.answer_began(shared);
+        }
         // Of an answer that comes whole the end comes at once and tells this, too; should it not, the next tick does.
         if streamed {
             let now = host::now();
@@ -265,11 +273,17 @@ impl Routed {
             shared.fleet.link.answer_began(self.replica, self.decision.uncached_tokens());
         }
         shared.fleet.link.release(self.replica);
+        if let Some(shadow) = &mut self.shadow {
+            shadow.ended(shared);
+        }
         self.end_probe(shared);
         // An engine that answers with an error has not computed the prompt. One whose client left
         // before any answer may have, and keeps what it has.
         if class.is_some() && status.is_some() {
             self.take_back(shared);
+            if let (Some(shadow), Some(chain)) = (&self.shadow, &self.decision.chain) {
+                shadow.take_back(shared, chain);
+            }
         }
         let (now, mut notice) = (host::now(), None);
         if let Some(feedback) = feedback {
@@ -328,6 +342,9 @@ impl Routed {
         if chain.hashes().len() > before {
             let record = Record::of(Fate::Held, self.replica, chain.hashes(), before);
             shared.fleet.link.record(record);
+            if let Some(shadow) = &self.shadow {
+                shadow.learn(shared, chain, before);
+            }
         }
     }
 
@@ -523,7 +540,8 @@ fn sampled(
     shared.fleet.trust.sample(model, kind, now).then(|| host::request_body(body_bytes)).flatten()
 }
 
-fn decide(shared: &Shared<'_>, held: &Held<'_>, now: Moment) -> Decision {
+/// The decision, and what the second policy would have decided.
+fn decide(shared: &Shared<'_>, held: &Held<'_>, now: Moment) -> (Decision, Option<Decision>) {
     let known = &held.known;
     let model_names = known.as_ref().map_or(&[][..], |known| known.identity.names());
     let prompt = match known {
@@ -554,7 +572,11 @@ fn decide(shared: &Shared<'_>, held: &Held<'_>, now: Moment) -> Decision {
         answer_limit: known.as_ref().ok().and_then(|known| known.prompt.max_answer_tokens),
         tie_seed: shared.fleet.link.vm().wrapping_add(shared.fleet.streams),
     };
-    shared.fleet.link.decide(now, |view| route::decide(&shared.config.route, view, &question))
+    shared.fleet.link.decide(now, |view| {
+        let imagined = shared.config.shadow.as_ref();
+        let imagined = imagined.map(|config| route::imagine(config, view, &question));
+        (route::decide(&shared.config.route, view, &question), imagined)
+    })
 }
 
 /// Records the blocks that the choice will hold, and returns their places in the chain.
