@@ -10,6 +10,7 @@ use std::time::{Duration, Instant};
 use warmpath::charge::Charges;
 use warmpath::config::Config;
 use warmpath::index::PrefixIndex;
+use warmpath::learn::Rates;
 use warmpath::replicas::strikes::Strikes;
 use warmpath::replicas::{Member, Moment, ReplicaTable};
 use warmpath::request::{self, Api, Input};
@@ -258,11 +259,18 @@ fn look_up(input: &str, tokens: u32, replicas: usize) -> Case {
             index: &index,
             charges: &charges,
             strikes: &strikes,
+            rates: &Rates::default(),
             now: Moment::default(),
         };
         let prompt = PromptKnowledge::Hashed { prompt_tokens: tokens, chains: chains.as_slice() };
-        let question =
-            Question { cluster: "c", model_names: &[], prompt, answer_limit: None, tie_seed: 3 };
+        let question = Question {
+            cluster: "c",
+            model_names: &[],
+            prompt,
+            adapter: None,
+            answer_limit: None,
+            tie_seed: 3,
+        };
         if let Some(route) = &route {
             black_box(steps.time(|| route::decide(route, &view, &question)));
         }

@@ -28,7 +28,8 @@ pub(super) fn relieve(config: &RouteConfig, candidates: &mut [Candidate]) {
     let most = candidates.iter().map(|c| c.overlap_tokens).max().unwrap_or(0);
     let bound = bound(candidates);
     let holds = |candidate: &Candidate| candidate.overlap_tokens == most;
-    let is_hot = |c: &Candidate| c.signals.in_flight >= bound && !computes(c, f64::from(most));
+    let is_hot =
+        |c: &Candidate| c.signals.in_flight >= bound && !computes(config, c, f64::from(most));
     if most == 0 || !candidates.iter().filter(|c| holds(c)).all(is_hot) {
         return;
     }
@@ -41,9 +42,9 @@ pub(super) fn relieve(config: &RouteConfig, candidates: &mut [Candidate]) {
 
 /// Whether so many tokens seem to be under way at a replica: it has them to compute, and beside them for each of its
 /// requests what this one would bring. Where it has twice as much, waiting is no better than computing anyway.
-fn computes(candidate: &Candidate, tokens: f64) -> bool {
-    let Signals { in_flight, unfinished_tokens, prompt_tokens, cached_tokens, .. } =
-        candidate.signals;
-    let others = (in_flight - 1.0).max(0.0) * (prompt_tokens - cached_tokens).max(0.0);
-    (tokens + others..2.0 * tokens).contains(&unfinished_tokens)
+fn computes(config: &RouteConfig, candidate: &Candidate, tokens: f64) -> bool {
+    let Signals { in_flight, unfinished_tokens, .. } = candidate.signals;
+    let others = (in_flight - 1.0).max(0.0) * candidate.work;
+    let work = Signals { prompt_tokens: tokens, ..Signals::default() }.work(&config.cost);
+    (work + others..2.0 * work).contains(&unfinished_tokens)
 }

@@ -15,7 +15,7 @@ fn send(fleet: &mut Fleet, tokens: &[u32], is_computed: bool) -> (u32, u64) {
     fleet.apply(&decision);
     let uncached = decision.uncached_tokens();
     if is_computed {
-        fleet.charges.answer_began(decision.chosen().unwrap().id, uncached);
+        fleet.charges.answer_began(decision.chosen().unwrap().id, decision.charged_tokens());
     }
     (chosen(&decision), uncached)
 }

@@ -16,6 +16,7 @@ pub use reason::Reason;
 
 use crate::charge::Charges;
 use crate::index::{Overlaps, PrefixIndex, Stretch};
+use crate::learn::Rates;
 use crate::replicas::strikes::Strikes;
 use crate::replicas::{Health, Moment, Replica, ReplicaId, ReplicaTable};
 use crate::score::{self, Cost, CostConfig, Signals};
@@ -39,6 +40,8 @@ pub struct Question<'a> {
     pub model_names: &'a [String],
     /// The prompt.
     pub prompt: PromptKnowledge<'a>,
+    /// What the name of the adapter that it asks for hashes to, if it is one.
+    pub adapter: Option<u64>,
     /// Most tokens the answer may have, if the request says so.
     pub answer_limit: Option<u32>,
     /// The request's number: whose turn it is where replicas take turns, and what decides ties where the prompt cannot.
@@ -82,6 +85,8 @@ pub struct View<'a> {
     pub charges: &'a Charges,
     /// What is held against replicas, by all VMs.
     pub strikes: &'a Strikes,
+    /// How fast they are, as all VMs have learned it.
+    pub rates: &'a Rates,
     /// The time.
     pub now: Moment,
 }
@@ -125,6 +130,10 @@ pub struct Candidate {
     pub held_blocks: usize,
     /// What it would cost.
     pub cost: Cost,
+    /// What it would have to compute of the prompt, in tokens: those that it attends to counted in.
+    pub work: f64,
+    /// Such work in front of it.
+    pub queued: f64,
     /// What that rests on.
     signals: Signals,
     block_size: BlockSize,
@@ -181,6 +190,11 @@ impl Decision {
         u64::from(self.prompt_tokens.saturating_sub(cached))
     }
 
+    /// What the chosen replica is charged with: the work of those tokens.
+    pub fn charged_tokens(&self) -> u64 {
+        self.chosen().map_or(0, |candidate| candidate.work as u64)
+    }
+
     /// The routing header's value: addresses, best first.
     pub fn header(&self) -> String {
         let addresses: Vec<&str> = self.ranked.iter().map(|c| c.address.as_str()).collect();
@@ -199,10 +213,11 @@ impl Decision {
         }
         for candidate in &self.ranked {
             let Candidate { address, overlap_tokens, cost, .. } = candidate;
-            let Cost { wait, prefill, stall, decode, pressure } = cost;
+            let Cost { wait, prefill, stall, decode, pressure, eviction, adapter } = cost;
             text.push_str(&format!(
                 "; replica={address}, overlap_tokens={overlap_tokens}, cost_s={:.4}, wait_s={wait:.4}, \
-                 prefill_s={prefill:.4}, stall_s={stall:.4}, decode_s={decode:.4}, pressure_s={pressure:.4}",
+                 prefill_s={prefill:.4}, stall_s={stall:.4}, decode_s={decode:.4}, pressure_s={pressure:.4}, \
+                 eviction_s={eviction:.4}, adapter_s={adapter:.4}",
                 cost.total()
             ));
         }
@@ -262,6 +277,7 @@ fn choose(
     let request = Request {
         prompt_tokens,
         answer_limit: question.answer_limit,
+        adapter: question.adapter,
         neighbours: in_flight / replicas.len() as f64,
         identity,
     };
@@ -358,6 +374,7 @@ fn sizes<'a>(config: &RouteConfig, replicas: impl Iterator<Item = &'a Replica>) 
 struct Request {
     prompt_tokens: u32,
     answer_limit: Option<u32>,
+    adapter: Option<u64>,
     neighbours: f64,
     /// By which identity a replica's blocks and requests are known.
     identity: fn(ReplicaId) -> ReplicaId,
@@ -386,8 +403,12 @@ fn weigh(
     (chains, overlaps): (&[Chain], &[Overlaps<'_>]),
 ) -> Candidate {
     let block_size = replica.block_size.unwrap_or(config.default_block_size);
+    let known = chains.iter().zip(overlaps).find(|(chain, _)| chain.block_size() == block_size);
     let id = (request.identity)(replica.id);
     let (held_blocks, overlap_tokens) = overlap(config, replica, id, (chains, overlaps));
+    let new_blocks = known.map_or(0, |(chain, _)| chain.hashes().len().saturating_sub(held_blocks));
+    let free = view.index.free_blocks(id).unwrap_or(usize::MAX);
+    let evicted = new_blocks.saturating_sub(free) as f64;
     let charge = view.charges.of(id);
     let load = replica.fresh_load(view.now, config.stale_after);
     let signals = Signals {
@@ -401,6 +422,9 @@ fn weigh(
         reported: load.map(|load| (f64::from(load.running), f64::from(load.waiting))),
         reported_own: load.map_or(0.0, |load| f64::from(load.own)),
         kv_usage: load.and_then(|load| load.kv_usage),
+        speed: view.rates.of(replica.id),
+        evicted_tokens: evicted * f64::from(block_size.get()),
+        loads_adapter: request.adapter.is_some_and(|adapter| replica.must_load(adapter)),
     };
     Candidate {
         id: replica.id,
@@ -408,6 +432,8 @@ fn weigh(
         overlap_tokens,
         held_blocks,
         cost: score::cost(&config.cost, &signals),
+        work: signals.work(&config.cost),
+        queued: signals.queued(&config.cost),
         signals,
         block_size,
     }
@@ -446,6 +472,7 @@ mod tests {
         pub(super) index: PrefixIndex,
         pub(super) charges: Charges,
         pub(super) strikes: Strikes,
+        rates: Rates,
         pub(super) answer_limit: Option<u32>,
         pub(super) now: Moment,
     }
@@ -468,6 +495,7 @@ mod tests {
             table,
             index: PrefixIndex::new(),
             charges: Charges::default(),
+            rates: Rates::default(),
             strikes: Strikes::default(),
             answer_limit: Some(8),
             now: Moment::default().plus(Duration::from_secs(100)),
@@ -495,12 +523,14 @@ mod tests {
                 index: &self.index,
                 charges: &self.charges,
                 strikes: &self.strikes,
+                rates: &self.rates,
                 now: self.now,
             };
             let question = Question {
                 cluster: "pool",
                 model_names: &[],
                 prompt,
+                adapter: None,
                 answer_limit: self.answer_limit,
                 tie_seed,
             };
@@ -512,13 +542,13 @@ mod tests {
                 self.index.record_behind(id, 10_000, new.parent, new.blocks);
             }
             let half_life = self.config.cost.recent_half_life;
-            let uncached = decision.uncached_tokens();
+            let uncached = decision.charged_tokens();
             self.charges.start(decision.chosen().unwrap().id, uncached, self.now, half_life);
         }
 
         pub(super) fn finish(&mut self, decision: &Decision) {
             let id = decision.chosen().unwrap().id;
-            self.charges.answer_began(id, decision.uncached_tokens());
+            self.charges.answer_began(id, decision.charged_tokens());
             self.charges.end(id);
         }
 
@@ -669,7 +699,7 @@ mod tests {
         fleet.slot(1, |replica| replica.models = Some(vec![Served::named("mine")]));
         let (table, index, charges) = (&fleet.table, &fleet.index, &fleet.charges);
         let strikes = &fleet.strikes;
-        let view = View { table, index, charges, strikes, now: fleet.now };
+        let view = View { table, index, charges, strikes, rates: &fleet.rates, now: fleet.now };
         let ask = |name: &str| {
             let tokens = prompt(1, 100);
             let question = Question {
@@ -679,6 +709,7 @@ mod tests {
                     tokens: &tokens,
                     seed: ChainSeed::new("m", None),
                 },
+                adapter: None,
                 answer_limit: None,
                 tie_seed: 0,
             };
@@ -694,11 +725,12 @@ mod tests {
         let ask = |fleet: &Fleet| {
             let (table, index) = (&fleet.table, &fleet.index);
             let (charges, strikes) = (&fleet.charges, &fleet.strikes);
-            let view = View { table, index, charges, strikes, now: fleet.now };
+            let view = View { table, index, charges, strikes, rates: &fleet.rates, now: fleet.now };
             let question = Question {
                 cluster: "pool",
                 model_names: &["mine".to_owned()],
                 prompt: PromptKnowledge::Unknown { reason: Reason::NoBody, estimated_tokens: 9 },
+                adapter: None,
                 answer_limit: None,
                 tie_seed: 0,
             };

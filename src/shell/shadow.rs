@@ -40,7 +40,7 @@ impl Shadow {
             let record = Record::of(Fate::Held, replica, chain.hashes(), chosen.held_blocks);
             shared.fleet.link.record(record);
         }
-        let unfinished = imagined.uncached_tokens();
+        let unfinished = imagined.charged_tokens();
         shared.fleet.link.charge(replica, unfinished, now);
         let block_size = imagined.chain.as_ref().map(Chain::block_size);
         let held_blocks = chosen.held_blocks;

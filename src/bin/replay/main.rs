@@ -6,6 +6,7 @@
 //! out slow or failed requests. Its own lateness is measured, and a run in which it was late is
 //! a failure.
 
+mod gaps;
 mod live;
 mod random;
 mod simulate;

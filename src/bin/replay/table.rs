@@ -6,7 +6,7 @@ use std::fmt::Write as _;
 use std::path::Path;
 
 /// Policies in the order of the table, with what each is.
-const POLICIES: [(&str, &str, &str); 16] = [
+const POLICIES: [(&str, &str, &str); 17] = [
     ("random", "random", "Envoy's RANDOM"),
     ("round_robin", "round robin", "Envoy's ROUND_ROBIN"),
     (
@@ -38,6 +38,11 @@ const POLICIES: [(&str, &str, &str); 16] = [
     ("dynamo_predicted", "Dynamo, predicted", "NVIDIA Dynamo's cost, by what was sent where"),
     ("llm_d_weighted", "llm-d, weighted", "llm-d's default scorers: queue 2, KV usage 2, prefix 3"),
     ("llm_d_sticky", "llm-d, sticky", "llm-d's affinity filter before its token load scorer"),
+    (
+        "lookahead",
+        "(lookahead)",
+        "an assignment that knows the future, by which hit rates are measured",
+    ),
     ("warmpath", "Warmpath", "this filter; no help from the client"),
 ];
 
@@ -170,7 +175,7 @@ mod tests {
         let sample = Sample {
             replica: Some("replica-1".to_owned()),
             first_token: Some(Duration::from_millis(40)),
-            gaps: vec![Duration::from_micros(10_540)],
+            gaps: [Duration::from_micros(10_540)].into_iter().collect(),
             whole: Duration::from_millis(1620),
             prompt_tokens: 2_000_000,
             cached_tokens: 500_000,
