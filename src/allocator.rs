@@ -46,8 +46,22 @@ fn list(layout: Layout) -> usize {
     if is_aligned { layout.size().wrapping_sub(1) / STEP } else { usize::MAX }
 }
 
+/// A block that has no list. Not inlined, as nothing is here but the ways of short blocks: there are thousands of callers.
+#[inline(never)]
+unsafe fn long(layout: Layout) -> *mut u8 {
+    // SAFETY: as the caller's.
+    unsafe { System.alloc(layout) }
+}
+
+#[inline(never)]
+unsafe fn drop_long(block: *mut u8, layout: Layout) {
+    // SAFETY: as the caller's.
+    unsafe { System.dealloc(block, layout) }
+}
+
 impl Lists {
     /// A new block for a list.
+    #[cold]
     fn carve(&mut self, list: usize) -> *mut u8 {
         let size = (list + 1) * STEP;
         if self.left < size {
@@ -89,7 +103,7 @@ unsafe impl GlobalAlloc for Allocator {
         let lists = unsafe { &mut *self.0.get() };
         let Some(head) = lists.free.get_mut(list) else {
             // SAFETY: as the caller's.
-            return unsafe { System.alloc(layout) };
+            return unsafe { long(layout) };
         };
         let block = *head;
         if block.is_null() {
@@ -100,6 +114,7 @@ unsafe impl GlobalAlloc for Allocator {
         block
     }
 
+    #[inline(never)]
     unsafe fn alloc_zeroed(&self, layout: Layout) -> *mut u8 {
         if list(layout) >= SIZES {
             // SAFETY: as the caller's.
@@ -125,10 +140,11 @@ unsafe impl GlobalAlloc for Allocator {
                 *head = block;
             }
             // SAFETY: as the caller's: by the same layout it came from there.
-            None => unsafe { System.dealloc(block, layout) },
+            None => unsafe { drop_long(block, layout) },
         }
     }
 
+    #[inline(never)]
     unsafe fn realloc(&self, block: *mut u8, layout: Layout, size: usize) -> *mut u8 {
         let Ok(wanted) = Layout::from_size_align(size, layout.align()) else { return null_mut() };
         let (from, to) = (list(layout), list(wanted));

@@ -268,14 +268,14 @@ fn what_a_text_goes_on_with_may_change_what_stands_before() {
             let (short, long) =
                 (behind.get(..end).expect("a boundary"), format!("{behind}{behind}"));
             let mut memo = Memo::new(7, PLENTY);
-            // The second has most to gain, and the third may differ from both.
-            for behind in [short, &long, behind] {
+            // Each goes on where the one before ends.
+            for behind in [short, behind, &long] {
                 let found = check(&model, &mut memo, &text(behind), None);
                 (asked, recalled) = (asked + 1, recalled + usize::from(found > Some(2_000)));
             }
         }
     }
-    assert!(recalled * 3 > asked, "{recalled} of {asked}");
+    assert!(recalled * 2 > asked, "{recalled} of {asked}");
 }
 
 #[test]
