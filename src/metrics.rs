@@ -192,8 +192,8 @@ pub const REQUESTS: Metric = Metric::counter(
 /// Blind share per API.
 pub const PROMPTS: Metric = Metric::counter(
     "warmpath_prompts_total",
-    &["api", "prompt"],
-    "Requests by their API, and whether their prompt's tokens were known when they were routed: known, unknown, or none where the API computes no prompt; other is a POST of JSON to a path that is no API here",
+    &["api", "prompt", "class"],
+    "Requests by their API, their class, and whether their prompt's tokens were known when they were routed: known, unknown, or none where the API computes no prompt; other is a POST of JSON to a path that is no API here",
 );
 /// Prompts of batches.
 pub const MORE_PROMPTS: Metric = Metric::counter(
@@ -204,13 +204,13 @@ pub const MORE_PROMPTS: Metric = Metric::counter(
 /// Own count of prompt tokens.
 pub const PROMPT_TOKENS: Metric = Metric::counter(
     "warmpath_prompt_tokens_total",
-    &["model"],
+    &["model", "class"],
     "Tokens of prompts that were tokenized here",
 );
 /// Predicted hits.
 pub const PREDICTED_CACHED_TOKENS: Metric = Metric::counter(
     "warmpath_predicted_cached_tokens_total",
-    &["model"],
+    &["model", "class"],
     "Of those, tokens predicted to come from the chosen replica's cache",
 );
 /// Prompts that end early for us.
@@ -234,13 +234,13 @@ pub const FAILED_RESPONSES: Metric = Metric::counter(
 /// The engine's count of prompt tokens.
 pub const REPORTED_PROMPT_TOKENS: Metric = Metric::counter(
     "warmpath_reported_prompt_tokens_total",
-    &["model"],
+    &["model", "class"],
     "Prompt tokens by the replicas' own account, where the response also told cached tokens",
 );
 /// The engine's count of hits.
 pub const REPORTED_CACHED_TOKENS: Metric = Metric::counter(
     "warmpath_reported_cached_tokens_total",
-    &["model"],
+    &["model", "class"],
     "Cached tokens by the replicas' own account",
 );
 /// Drift of the tokenizer or template.
@@ -298,10 +298,12 @@ pub const SUSPENSIONS: Metric = Metric::counter(
     "Suspensions of a replica for its failures, a failed probe's included",
 );
 /// Time to first token.
-pub const TTFT: Metric = Metric::histogram(
-    "warmpath_time_to_first_token_ms",
-    "Milliseconds from the routing decision to the first content event of a streamed answer",
-);
+pub const TTFT: Metric = Metric {
+    name: "warmpath_time_to_first_token_ms",
+    kind: Kind::Histogram,
+    labels: &["class"],
+    help: "Milliseconds from the routing decision to the first content event of a streamed answer",
+};
 /// Cost of a decision.
 pub const DECISION: Metric = Metric::histogram(
     "warmpath_decision_us",
@@ -374,11 +376,41 @@ pub const REPLICA_SUSPENDED: Metric = Metric::gauge(
     &["cluster", "replica"],
     "1 while the replica is suspended for its failures, until a probe has succeeded; else 0",
 );
+/// Learned: prefill.
+pub const REPLICA_PREFILL_RATE: Metric = Metric::gauge(
+    "warmpath_replica_prefill_tokens_per_s",
+    &["cluster", "replica"],
+    "Prompt tokens that the replica computes per second, as its streamed answers show; its cluster's median where it has given too few; absent while nothing is known",
+);
+/// Learned: decode.
+pub const REPLICA_DECODE_TIME: Metric = Metric::gauge(
+    "warmpath_replica_decode_us_per_token",
+    &["cluster", "replica"],
+    "Microseconds that one more request in flight adds to each token of an answer, likewise",
+);
+/// Learned: how well it fits.
+pub const REPLICA_WAIT_ERROR: Metric = Metric::gauge(
+    "warmpath_replica_wait_error_ms",
+    &["cluster", "replica"],
+    "How many milliseconds first tokens came before or after they were expected, in the median of the last answers",
+);
+/// Learned: from how many.
+pub const REPLICA_SAMPLES: Metric = Metric::gauge(
+    "warmpath_replica_rate_samples",
+    &["cluster", "replica"],
+    "Answers that the three lines above come from; 0: not measured",
+);
+/// What was seen of speed.
+pub const RATE_SAMPLES: Metric = Metric::counter(
+    "warmpath_rate_samples_total",
+    &["result"],
+    "Answers by what they teach of a replica's speed: taken; or nothing, being whole (not streamed), of an unknown prompt, retried (or served elsewhere), cut, or absurd (no engine behaves like that)",
+);
 /// Own unfinished.
 pub const REPLICA_UNFINISHED: Metric = Metric::gauge(
     "warmpath_replica_unfinished_tokens",
     &["cluster", "replica"],
-    "Uncached prompt tokens that this Envoy sent there and whose answer has not begun",
+    "Uncached prompt tokens that this Envoy sent there and whose answer has not begun; those of long prompts count for more, as attention does",
 );
 /// Shadow occupancy.
 pub const REPLICA_SHADOW: Metric = Metric::gauge(
@@ -507,6 +539,11 @@ pub const ALL: &[Metric] = &[
     REPLICA_REPORT_AGE,
     REPLICA_IN_FLIGHT,
     REPLICA_SUSPENDED,
+    REPLICA_PREFILL_RATE,
+    REPLICA_DECODE_TIME,
+    REPLICA_WAIT_ERROR,
+    REPLICA_SAMPLES,
+    RATE_SAMPLES,
     REPLICA_UNFINISHED,
     REPLICA_SHADOW,
     REPLICA_CAPACITY,

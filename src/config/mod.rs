@@ -7,6 +7,7 @@
 mod fields;
 mod models;
 
+use crate::classes::ClassConfig;
 use crate::drift::{DriftConfig, Window};
 use crate::replicas::strikes::PassiveHealth;
 use crate::route::RouteConfig;
@@ -30,6 +31,10 @@ pub struct Config {
     pub route: RouteConfig,
     /// What failures seen in passing do to a replica.
     pub passive_health: PassiveHealth,
+    /// Whether replicas are as fast as their streamed answers show.
+    pub learn_rates: bool,
+    /// Whether what engines say of cached tokens corrects what replicas are believed to hold.
+    pub correction: bool,
     /// When prompts that seem to differ from the engine's are not matched any more.
     pub drift: DriftConfig,
     /// Blocks assumed of a replica that has not said its capacity.
@@ -51,6 +56,8 @@ pub struct Config {
     pub engine_utc_offset_s: i64,
     /// The request header whose value sets tenants' routing keys apart.
     pub tenant_header: Option<String>,
+    /// What requests are told apart by in metrics.
+    pub classes: ClassConfig,
     /// Who may see why a replica was chosen.
     pub explain: Option<ExplainConfig>,
     fingerprint: u64,
@@ -128,6 +135,9 @@ impl fmt::Display for ConfigError {
     }
 }
 
+/// Each has some ten series per model and VM, of which there are not more than 16,384 in all.
+const MAX_CLASS_NAMES: usize = 256;
+
 /// Every option: path, default as JSON (empty: required; `-`: absent), and unit. The README's
 /// table is checked against this one.
 pub const OPTIONS: &[(&str, &str, &str)] = &[
@@ -160,6 +170,8 @@ pub const OPTIONS: &[(&str, &str, &str)] = &[
     ("passive_health.failures", "5", "failures"),
     ("passive_health.base_ms", "1000", "ms"),
     ("passive_health.max_ms", "30000", "ms"),
+    ("learn_rates", "true", "true or false"),
+    ("correction", "true", "true or false"),
     ("drift.differing", "5", "responses"),
     ("drift.window", "20", "responses"),
     ("drift.recovery", "20", "responses"),
@@ -174,6 +186,9 @@ pub const OPTIONS: &[(&str, &str, &str)] = &[
     ("default_capacity_blocks", "8192", "blocks"),
     ("engine_utc_offset_minutes", "0", "minutes"),
     ("tenant_header", "-", "header name"),
+    ("class_header", "-", "header name"),
+    ("class_names", "[]", "list of text"),
+    ("max_classes", "16", "names"),
     ("tie_ms", "5", "ms"),
     ("tie_share", "0.05", "share"),
     ("cost.prefill_tokens_per_s", "8000", "tokens/s"),
@@ -185,6 +200,8 @@ pub const OPTIONS: &[(&str, &str, &str)] = &[
     ("cost.pressure_ms", "10", "ms"),
     ("cost.recent_weight", "0.1", "share"),
     ("cost.recent_half_life_ms", "5000", "ms"),
+    ("cost.eviction_weight", "0.1", "share"),
+    ("cost.adapter_load_ms", "100", "ms"),
     ("explain.request_header", "-", "header name"),
     ("explain.secret", "-", "text"),
 ];
@@ -232,6 +249,8 @@ impl Config {
                 default_block_size: root.block_size("default_block_size", 16)?,
             },
             passive_health,
+            learn_rates: root.switch_or("learn_rates", true)?,
+            correction: root.switch_or("correction", true)?,
             drift,
             default_capacity_blocks: root.integer("default_capacity_blocks", 8192, 1, 1 << 26)?
                 as u32,
@@ -244,6 +263,7 @@ impl Config {
             engine_utc_offset_s: 60
                 * root.signed("engine_utc_offset_minutes", 0, -24 * 60, 24 * 60)?,
             tenant_header: root.optional_header("tenant_header")?,
+            classes: classes(&mut root)?,
             explain,
         };
         root.finish()?;
@@ -387,6 +407,8 @@ fn cost(fields: &mut Fields<'_>) -> Result<CostConfig, ConfigError> {
         pressure_s: fields.number("pressure_ms", 10.0, 0.0, 1e6)? / 1000.0,
         recent_weight: fields.number("recent_weight", 0.1, 0.0, 1.0)?,
         recent_half_life: fields.millis("recent_half_life_ms", 5000, 1, 600_000)?,
+        eviction_weight: fields.number("eviction_weight", 0.1, 0.0, 100.0)?,
+        adapter_load_s: fields.number("adapter_load_ms", 100.0, 0.0, 1e6)? / 1000.0,
     };
     fields.finish()?;
     Ok(config)
@@ -424,6 +446,21 @@ fn drift(fields: &mut Fields<'_>) -> Result<DriftConfig, ConfigError> {
     }
     fields.finish()?;
     Ok(config)
+}
+
+fn classes(fields: &mut Fields<'_>) -> Result<ClassConfig, ConfigError> {
+    let header = fields.optional_header("class_header")?;
+    let names = fields.texts("class_names")?.unwrap_or_default();
+    let max_names = fields.integer("max_classes", 16, 0, 256)? as usize;
+    if header.is_none() && !names.is_empty() {
+        let problem = "of no use without class_header".to_owned();
+        return Err(error(&fields.path_of("class_names"), problem));
+    }
+    if names.len() > MAX_CLASS_NAMES {
+        let problem = format!("expected at most {MAX_CLASS_NAMES} names");
+        return Err(error(&fields.path_of("class_names"), problem));
+    }
+    Ok(ClassConfig { header, names, max_names })
 }
 
 fn explain(fields: &mut Fields<'_>) -> Result<ExplainConfig, ConfigError> {
@@ -525,6 +562,14 @@ mod tests {
         check_error(
             &with(r#","tenant_header":"a:b""#),
             "tenant_header: expected a header name, found \"a:b\"",
+        );
+        check_error(
+            &with(r#","class_names":["rag"]"#),
+            "class_names: of no use without class_header",
+        );
+        check_error(
+            &with(r#","max_classes":257"#),
+            "max_classes: expected a whole number from 0 to 256, found 257",
         );
         check_error(
             &with(r#","explain":{"request_header":"a b","secret":"s"}"#),

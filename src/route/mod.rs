@@ -8,11 +8,12 @@ mod reason;
 pub use reason::Reason;
 
 use crate::charge::Charges;
-use crate::index::PrefixIndex;
+use crate::index::{Overlaps, PrefixIndex, Stretch};
+use crate::learn::Rates;
 use crate::replicas::strikes::Strikes;
 use crate::replicas::{Health, Moment, Replica, ReplicaId, ReplicaTable};
 use crate::score::{self, Cost, CostConfig, Signals};
-use crate::tokens::blocks::{BlockHash, BlockSize, Chain, ChainSeed};
+use crate::tokens::blocks::{BlockSize, Chain, ChainSeed};
 use std::time::Duration;
 use xxhash_rust::xxh3::xxh3_64_with_seed;
 
@@ -42,6 +43,8 @@ pub struct Question<'a> {
     pub model_names: &'a [String],
     /// The prompt.
     pub prompt: PromptKnowledge<'a>,
+    /// What the name of the adapter that it asks for hashes to, if it is one.
+    pub adapter: Option<u64>,
     /// Most tokens the answer may have, if the request says so.
     pub answer_limit: Option<u32>,
     /// Decides ties where the prompt cannot: a number that differs between requests.
@@ -85,6 +88,8 @@ pub struct View<'a> {
     pub charges: &'a Charges,
     /// What is held against replicas, by all VMs.
     pub strikes: &'a Strikes,
+    /// How fast they are, as all VMs have learned it.
+    pub rates: &'a Rates,
     /// The time.
     pub now: Moment,
 }
@@ -117,6 +122,10 @@ pub struct Candidate {
     pub held_blocks: usize,
     /// What it would cost.
     pub cost: Cost,
+    /// What it would have to compute of the prompt, in tokens: those that it attends to counted in.
+    pub work: f64,
+    /// Such work in front of it.
+    pub queued: f64,
     in_flight: f64,
     block_size: BlockSize,
 }
@@ -153,6 +162,11 @@ impl Decision {
         u64::from(self.prompt_tokens.saturating_sub(cached))
     }
 
+    /// What the chosen replica is charged with: the work of those tokens.
+    pub fn charged_tokens(&self) -> u64 {
+        self.chosen().map_or(0, |candidate| candidate.work as u64)
+    }
+
     /// The routing header's value: addresses, best first.
     pub fn header(&self) -> String {
         let addresses: Vec<&str> = self.ranked.iter().map(|c| c.address.as_str()).collect();
@@ -171,10 +185,11 @@ impl Decision {
         }
         for candidate in &self.ranked {
             let Candidate { address, overlap_tokens, cost, .. } = candidate;
-            let Cost { wait, prefill, stall, decode, pressure } = cost;
+            let Cost { wait, prefill, stall, decode, pressure, eviction, adapter } = cost;
             text.push_str(&format!(
                 "; replica={address}, overlap_tokens={overlap_tokens}, cost_s={:.4}, wait_s={wait:.4}, \
-                 prefill_s={prefill:.4}, stall_s={stall:.4}, decode_s={decode:.4}, pressure_s={pressure:.4}",
+                 prefill_s={prefill:.4}, stall_s={stall:.4}, decode_s={decode:.4}, pressure_s={pressure:.4}, \
+                 eviction_s={eviction:.4}, adapter_s={adapter:.4}",
                 cost.total()
             ));
         }
@@ -182,11 +197,10 @@ impl Decision {
     }
 
     /// The blocks that the chosen replica will hold once it has computed the prompt and that it
-    /// is not believed to hold yet, behind their parent.
-    pub fn new_blocks(&self) -> Option<(ReplicaId, Option<BlockHash>, &[BlockHash])> {
+    /// is not believed to hold yet.
+    pub fn new_blocks(&self) -> Option<(ReplicaId, Stretch<'_>)> {
         let (chosen, chain) = (self.chosen()?, self.chain.as_ref()?);
-        let (held, new) = chain.hashes().split_at_checked(chosen.held_blocks)?;
-        Some((chosen.id, held.last().copied(), new))
+        Some((chosen.id, Stretch::of(chain.hashes(), chosen.held_blocks)))
     }
 }
 
@@ -212,15 +226,21 @@ pub fn decide(config: &RouteConfig, view: &View<'_>, question: &Question<'_>) ->
         PromptKnowledge::Hashed { prompt_tokens, .. } => prompt_tokens,
         PromptKnowledge::Unknown { estimated_tokens, .. } => estimated_tokens,
     };
+    // Each chain is walked once, whoever holds it.
+    let overlaps: Vec<Overlaps<'_>> =
+        chains.iter().map(|chain| view.index.overlaps(chain.hashes())).collect();
     let in_flight: f64 =
         replicas.iter().map(|replica| f64::from(view.charges.of(replica.id).requests)).sum();
     let request = Request {
         prompt_tokens,
         answer_limit: question.answer_limit,
+        adapter: question.adapter,
         neighbours: in_flight / replicas.len() as f64,
     };
-    let mut candidates: Vec<Candidate> =
-        replicas.iter().map(|replica| weigh(config, view, &request, replica, chains)).collect();
+    let mut candidates: Vec<Candidate> = replicas
+        .iter()
+        .map(|replica| weigh(config, view, &request, replica, (chains, &overlaps)))
+        .collect();
     candidates.sort_by(|a, b| a.cost.total().total_cmp(&b.cost.total()));
     let winner = break_tie(config, &candidates, chains, question.tie_seed);
     if winner > 0 {
@@ -298,6 +318,7 @@ fn sizes<'a>(config: &RouteConfig, replicas: impl Iterator<Item = &'a Replica>) 
 struct Request {
     prompt_tokens: u32,
     answer_limit: Option<u32>,
+    adapter: Option<u64>,
     neighbours: f64,
 }
 
@@ -306,15 +327,17 @@ fn weigh(
     view: &View<'_>,
     request: &Request,
     replica: &Replica,
-    chains: &[Chain],
+    (chains, overlaps): (&[Chain], &[Overlaps<'_>]),
 ) -> Candidate {
     let block_size = replica.block_size.unwrap_or(config.default_block_size);
-    let chain = chains.iter().find(|chain| chain.block_size() == block_size);
-    let held_blocks =
-        chain.map_or(0, |chain| view.index.overlap_blocks(replica.id, chain.hashes()));
-    let reusable = chain.map_or(0, |chain| held_blocks.min(chain.reusable_blocks()));
+    let known = chains.iter().zip(overlaps).find(|(chain, _)| chain.block_size() == block_size);
+    let held_blocks = known.map_or(0, |(_, overlaps)| overlaps.of(replica.id));
+    let reusable = known.map_or(0, |(chain, _)| held_blocks.min(chain.reusable_blocks()));
     let overlap_tokens =
         u32::try_from(reusable).unwrap_or(u32::MAX).saturating_mul(block_size.get());
+    let new_blocks = known.map_or(0, |(chain, _)| chain.hashes().len().saturating_sub(held_blocks));
+    let free = view.index.free_blocks(replica.id).unwrap_or(usize::MAX);
+    let evicted = new_blocks.saturating_sub(free) as f64;
     let charge = view.charges.of(replica.id);
     let load = replica.fresh_load(view.now, config.stale_after);
     let signals = Signals {
@@ -328,6 +351,9 @@ fn weigh(
         reported: load.map(|load| (f64::from(load.running), f64::from(load.waiting))),
         reported_own: load.map_or(0.0, |load| f64::from(load.own)),
         kv_usage: load.and_then(|load| load.kv_usage),
+        speed: view.rates.of(replica.id),
+        evicted_tokens: evicted * f64::from(block_size.get()),
+        loads_adapter: request.adapter.is_some_and(|adapter| replica.must_load(adapter)),
     };
     Candidate {
         id: replica.id,
@@ -335,6 +361,8 @@ fn weigh(
         overlap_tokens,
         held_blocks,
         cost: score::cost(&config.cost, &signals),
+        work: signals.work(&config.cost),
+        queued: signals.queued(&config.cost),
         in_flight: signals.in_flight,
         block_size,
     }
@@ -408,6 +436,7 @@ mod tests {
         index: PrefixIndex,
         charges: Charges,
         strikes: Strikes,
+        rates: Rates,
         now: Moment,
     }
 
@@ -427,6 +456,7 @@ mod tests {
             table,
             index: PrefixIndex::new(),
             charges: Charges::default(),
+            rates: Rates::default(),
             strikes: Strikes::default(),
             now: Moment::default().plus(Duration::from_secs(100)),
         }
@@ -444,12 +474,14 @@ mod tests {
                 index: &self.index,
                 charges: &self.charges,
                 strikes: &self.strikes,
+                rates: &self.rates,
                 now: self.now,
             };
             let question = Question {
                 cluster: "pool",
                 model_names: &[],
                 prompt,
+                adapter: None,
                 answer_limit: Some(8),
                 tie_seed,
             };
@@ -457,9 +489,8 @@ mod tests {
         }
 
         fn apply(&mut self, decision: &Decision) {
-            if let Some((id, parent, blocks)) = decision.new_blocks() {
-                let (parent, blocks) = (parent, blocks.to_vec());
-                self.index.record(id, 10_000, parent, &blocks);
+            if let Some((id, new)) = decision.new_blocks() {
+                self.index.record_behind(id, 10_000, new.parent, new.blocks);
             }
             let half_life = self.config.cost.recent_half_life;
             let uncached = decision.uncached_tokens();
@@ -619,7 +650,7 @@ mod tests {
         fleet.slot(1, |replica| replica.models = Some(vec![Served::named("mine")]));
         let (table, index, charges) = (&fleet.table, &fleet.index, &fleet.charges);
         let strikes = &fleet.strikes;
-        let view = View { table, index, charges, strikes, now: fleet.now };
+        let view = View { table, index, charges, strikes, rates: &fleet.rates, now: fleet.now };
         let ask = |name: &str| {
             let tokens = prompt(1, 100);
             let question = Question {
@@ -629,6 +660,7 @@ mod tests {
                     tokens: &tokens,
                     seed: ChainSeed::new("m", None),
                 },
+                adapter: None,
                 answer_limit: None,
                 tie_seed: 0,
             };
@@ -644,11 +676,12 @@ mod tests {
         let ask = |fleet: &Fleet| {
             let (table, index) = (&fleet.table, &fleet.index);
             let (charges, strikes) = (&fleet.charges, &fleet.strikes);
-            let view = View { table, index, charges, strikes, now: fleet.now };
+            let view = View { table, index, charges, strikes, rates: &fleet.rates, now: fleet.now };
             let question = Question {
                 cluster: "pool",
                 model_names: &["mine".to_owned()],
                 prompt: PromptKnowledge::Unknown { reason: Reason::NoBody, estimated_tokens: 9 },
+                adapter: None,
                 answer_limit: None,
                 tie_seed: 0,
             };
@@ -757,7 +790,7 @@ mod tests {
             let chain =
                 Chain::new(ChainSeed::new("m", None), BlockSize::new(block_size).unwrap(), &tokens);
             let id = fleet.table.at(u32::from(block_size == 64)).unwrap().id;
-            fleet.index.record(id, 1000, None, chain.hashes());
+            fleet.index.record(id, 1000, chain.hashes());
         }
         let decision = fleet.ask(&tokens);
         let overlap = |slot| {
@@ -780,7 +813,7 @@ mod tests {
         assert_eq!(sizes.len(), MAX_BLOCK_SIZES);
         let sixteen = Chain::new(seed, BlockSize::new(16).unwrap(), &tokens);
         let (holder, beyond) = (fleet.table.at(2).unwrap().id, fleet.table.at(199).unwrap().id);
-        fleet.index.record(holder, 1000, None, sixteen.hashes());
+        fleet.index.record(holder, 1000, sixteen.hashes());
         let decision = fleet.ask(&tokens);
         let chosen = decision.chosen().unwrap();
         assert_eq!((chosen.id, chosen.overlap_tokens), (holder, 992));

@@ -11,6 +11,7 @@
 pub mod bytes;
 mod catch_up;
 pub mod drift;
+pub mod learned;
 pub mod lease;
 pub mod link;
 pub mod log;
@@ -36,7 +37,7 @@ use bytes::{Reader, Writer};
 
 /// Changes whenever any value's bytes change their meaning, so that two versions of the filter
 /// under one `vm_id` never read each other.
-pub const LAYOUT: u16 = 4;
+pub const LAYOUT: u16 = 5;
 
 const MAGIC: u32 = u32::from_le_bytes(*b"WPSD");
 
@@ -50,6 +51,10 @@ fn slot_key(number: u32) -> String {
 
 fn log_key(number: u32, place: u64) -> String {
     format!("warmpath/log/{number}/{place}")
+}
+
+fn learned_key(number: u32) -> String {
+    format!("warmpath/learned/{number}")
 }
 
 fn table_key(fingerprint: u64) -> String {
@@ -91,6 +96,8 @@ pub enum Kind {
     Chunk = 6,
     /// [`drift`]
     Drift = 7,
+    /// [`learned`]
+    Learned = 8,
 }
 
 /// The first bytes of every value.

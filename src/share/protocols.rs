@@ -28,6 +28,7 @@ fn state(vm: u64, heartbeat: Moment, head: LogHead) -> VmState {
         head,
         charges: Charges::default(),
         strikes: Strikes::default(),
+        learned_version: 0,
     }
 }
 
@@ -238,6 +239,7 @@ fn record(number: u64) -> Record {
         replica: ReplicaId { slot: 0, incarnation: 1 },
         parent: None,
         blocks: vec![BlockHash(number), BlockHash(number + 1000)],
+        known: 0,
     }
 }
 

@@ -9,19 +9,22 @@ use super::oracle::Question as Asking;
 use super::reading::{Known, until};
 use super::root::Shared;
 use super::{ROUTING_HEADER, host, meters};
+use crate::classes::Label;
 use crate::config::ModelConfig;
 use crate::drift::evidence::At;
 use crate::drift::ids::first_difference;
 use crate::drift::{Kind, Outcome, Shape, Signal, canary};
 use crate::feedback::{self, ExactAnswer, Feedback, Usage};
+use crate::learn::Answered;
 use crate::metrics;
 use crate::model::Model;
 use crate::replicas::attempts::{Attempts, Seen};
 use crate::replicas::{Moment, ReplicaId};
 use crate::request::Prompt;
 use crate::route::{self, Decision, PromptKnowledge, Question, Reason};
+use crate::score::Signals;
 use crate::share::log::{Fate, Record};
-use crate::tokens::blocks::{BlockHash, Chain};
+use crate::tokens::blocks::Chain;
 use std::ops::Range;
 use std::rc::Rc;
 
@@ -37,6 +40,8 @@ pub struct Held<'a> {
     pub known: Result<Box<Known>, Reason>,
     /// The body's size as far as it is known.
     pub body_bytes: usize,
+    /// What it is counted as.
+    pub class: Label,
     /// When the body was complete.
     pub began: Moment,
 }
@@ -46,11 +51,15 @@ pub struct Routed {
     replica: ReplicaId,
     address: String,
     decision: Decision,
+    class: Label,
     /// Where the prompt's tokens are known.
     prompt: Option<PromptFacts>,
     began: Moment,
     /// When it was decided, which is long after it began where its prompt had to wait to be read.
     sent: Moment,
+    /// When its answer began, and how many other requests the replica had then. Of a stream only.
+    first_token: Option<(Moment, u32)>,
+    is_retried: bool,
     tokens_charged: bool,
     /// Which of the chain's blocks the replica was not believed to hold before this request.
     recorded: Range<usize>,
@@ -92,7 +101,7 @@ impl Routed {
         }
         let (replica, address) = (chosen.id, chosen.address.clone());
         let recorded = record_new(shared, &decision);
-        shared.fleet.link.charge(replica, decision.uncached_tokens(), now);
+        shared.fleet.link.charge(replica, decision.charged_tokens(), now);
         let probe = shared.fleet.link.probe_began(replica, now).then_some(replica);
         shared.fleet.link.publish(now);
         let proven = is_proven(shared, &decision, now);
@@ -101,7 +110,7 @@ impl Routed {
             let sampled = sampled(shared, held.cluster, &known, body_bytes, now);
             PromptFacts {
                 is_proven: proven,
-                ..PromptFacts::counted(shared, *known, &decision, sampled)
+                ..PromptFacts::counted(shared, *known, &decision, &held.class, sampled)
             }
         });
         let kept = match &mut prompt {
@@ -112,9 +121,12 @@ impl Routed {
             replica,
             address,
             decision,
+            class: held.class,
             prompt,
             began: held.began,
             sent: now,
+            first_token: None,
+            is_retried: false,
             tokens_charged: true,
             recorded,
             _kept: kept,
@@ -138,6 +150,7 @@ impl Routed {
             Seen { status, details: &details, attempts: attempts.unwrap_or(0), address: &address };
         let found = Attempts::read(&list, &seen);
         self.judge(shared, &found);
+        self.is_retried = !found.failed.is_empty() || attempts.is_some_and(|count| count > 1);
         let has_answered = found.answered.is_some();
         // A probe has told what it can. Its answer may go on for minutes, and the next would wait for it.
         if self.end_probe(shared) {
@@ -189,17 +202,16 @@ impl Routed {
         let cluster = table.by_id(self.replica).map(|replica| replica.cluster.as_str());
         let served = cluster.and_then(|cluster| table.by_address(cluster, address));
         let Some(served) = served.map(|replica| replica.id) else { return };
-        let (now, uncached) = (host::now(), self.decision.uncached_tokens());
-        shared.fleet.link.answer_began(self.replica, uncached);
+        let (now, charged) = (host::now(), self.decision.charged_tokens());
+        shared.fleet.link.answer_began(self.replica, charged);
         shared.fleet.link.release(self.replica);
         self.end_probe(shared);
         self.take_back(shared);
-        shared.fleet.link.charge(served, uncached, now);
+        shared.fleet.link.charge(served, charged, now);
         if let Some(chain) = &self.decision.chain {
             let overlap = shared.fleet.link.index().overlap_blocks(served, chain.hashes());
             self.recorded = overlap..chain.hashes().len();
-            let blocks = chain.hashes().to_vec();
-            let record = Record { fate: Fate::Held, replica: served, parent: None, blocks };
+            let record = Record::of(Fate::Held, served, chain.hashes(), overlap);
             shared.fleet.link.record(record);
         }
         shared.fleet.link.publish(now);
@@ -214,11 +226,13 @@ impl Routed {
         if !std::mem::take(&mut self.tokens_charged) {
             return;
         }
-        shared.fleet.link.answer_began(self.replica, self.decision.uncached_tokens());
+        shared.fleet.link.answer_began(self.replica, self.decision.charged_tokens());
         // Of an answer that comes whole the end comes at once and tells this, too; should it not, the next tick does.
         if streamed {
             let now = host::now();
-            meters::record_ms(&metrics::TTFT, &[], now.since(self.began));
+            meters::record_ms(&metrics::TTFT, &[self.class.as_str()], now.since(self.began));
+            let in_flight = shared.fleet.link.in_flight(self.replica);
+            self.first_token = Some((now, in_flight.saturating_sub(1)));
             shared.fleet.link.publish(now);
         }
     }
@@ -236,8 +250,9 @@ impl Routed {
             meters::add(&metrics::FAILED_RESPONSES, &[class], 1);
         }
         if self.tokens_charged {
-            shared.fleet.link.answer_began(self.replica, self.decision.uncached_tokens());
+            shared.fleet.link.answer_began(self.replica, self.decision.charged_tokens());
         }
+        let in_flight = shared.fleet.link.in_flight(self.replica);
         shared.fleet.link.release(self.replica);
         self.end_probe(shared);
         // An engine that answers with an error has not computed the prompt. One whose client left
@@ -251,10 +266,55 @@ impl Routed {
             self.learn(shared, feedback, now);
             if class.is_none() {
                 self.remember(shared, feedback, now);
+                let result = self.time(shared, feedback, in_flight.saturating_sub(1), now);
+                meters::add(&metrics::RATE_SAMPLES, &[result], 1);
             }
         }
         shared.fleet.link.publish(now);
         notice
+    }
+
+    /// Learns from how long its answer took. What that came to.
+    fn time(
+        &self,
+        shared: &mut Shared<'_>,
+        feedback: &Feedback,
+        neighbours: u32,
+        now: Moment,
+    ) -> &'static str {
+        let chosen = self.decision.chosen().filter(|_| self.decision.chain.is_some());
+        let prompt = self.prompt.as_ref().filter(|prompt| prompt.usage_is_comparable);
+        let (Some(chosen), Some(_)) = (chosen, prompt) else { return "unknown" };
+        if self.is_retried || self.served_elsewhere {
+            return "retried";
+        }
+        let Some((began, neighbours_then)) = self.first_token else { return "whole" };
+        if !feedback.was_read() {
+            return "cut";
+        }
+        let usage = feedback.usage();
+        let cached = usage.and_then(|usage| usage.cached_tokens);
+        let prompt_tokens = f64::from(self.decision.prompt_tokens);
+        let told = cached.map(|cached| Signals {
+            prompt_tokens,
+            cached_tokens: f64::from(cached),
+            ..Signals::default()
+        });
+        let cost = &shared.config.route.cost;
+        let told = told.map(|told| told.work(cost));
+        let answered = Answered {
+            first_token: began.since(self.sent),
+            expected_s: chosen.cost.wait + chosen.cost.prefill,
+            // What the engine says it computed, where it does.
+            work: told.unwrap_or(chosen.work),
+            queued: chosen.queued,
+            rest: now.since(began),
+            answer_tokens: usage
+                .and_then(|usage| usage.completion_tokens)
+                .unwrap_or(feedback.pieces()),
+            neighbours: f64::from(neighbours_then + neighbours) / 2.0,
+        };
+        shared.fleet.link.answered(self.replica, &answered, now).as_str()
     }
 
     /// Whether it was a probe until now.
@@ -270,10 +330,9 @@ impl Routed {
     fn take_back(&mut self, shared: &mut Shared<'_>) {
         let (replica, recorded) = (self.replica, std::mem::take(&mut self.recorded));
         let hashes = self.decision.chain.as_ref().map(Chain::hashes).unwrap_or_default();
-        let blocks = hashes.get(recorded).unwrap_or_default().to_vec();
-        if !blocks.is_empty() {
-            let fate = Fate::Forgotten;
-            shared.fleet.link.record(Record { fate, replica, parent: None, blocks });
+        if !recorded.is_empty() {
+            let record = Record::of(Fate::Forgotten, replica, hashes, recorded.start);
+            shared.fleet.link.record(record);
         }
     }
 
@@ -297,9 +356,11 @@ impl Routed {
         };
         let cached = feedback::cached_answer_tokens(ids.len(), usage);
         let Some(chain) = &mut self.decision.chain else { return };
-        if let Some((parent, blocks)) = extended(chain, ids.get(..cached).unwrap_or_default()) {
-            let replica = self.replica;
-            shared.fleet.link.record(Record { fate: Fate::Held, replica, parent, blocks });
+        let before = chain.hashes().len();
+        chain.extend(ids.get(..cached).unwrap_or_default());
+        if chain.hashes().len() > before {
+            let record = Record::of(Fate::Held, self.replica, chain.hashes(), before);
+            shared.fleet.link.record(record);
         }
     }
 
@@ -360,8 +421,9 @@ impl Routed {
         let result = if is_equal { "equal" } else { "differs" };
         meters::add(&metrics::PROMPT_COUNT, &[model, result], 1);
         let cached = usage.cached_tokens?;
-        meters::add(&metrics::REPORTED_PROMPT_TOKENS, &[model], usage.prompt_tokens.into());
-        meters::add(&metrics::REPORTED_CACHED_TOKENS, &[model], cached.into());
+        let labels = [model, self.class.as_str()];
+        meters::add(&metrics::REPORTED_PROMPT_TOKENS, &labels, usage.prompt_tokens.into());
+        meters::add(&metrics::REPORTED_CACHED_TOKENS, &labels, cached.into());
         // What is not matched is not predicted.
         if self.served_elsewhere || self.decision.reason == Reason::PromptDistrusted {
             return None;
@@ -386,13 +448,15 @@ impl PromptFacts {
         shared: &Shared<'_>,
         known: Known,
         decision: &Decision,
+        class: &Label,
         sample_body: Option<Vec<u8>>,
     ) -> Self {
         let model_name =
             shared.config.model_names(known.identity.index()).first().cloned().unwrap_or_default();
         let cached = decision.chosen().map_or(0, |chosen| chosen.overlap_tokens);
-        meters::add(&metrics::PROMPT_TOKENS, &[&model_name], known.chained.tokens as u64);
-        meters::add(&metrics::PREDICTED_CACHED_TOKENS, &[&model_name], cached.into());
+        let labels = [model_name.as_str(), class.as_str()];
+        meters::add(&metrics::PROMPT_TOKENS, &labels, known.chained.tokens as u64);
+        meters::add(&metrics::PREDICTED_CACHED_TOKENS, &labels, cached.into());
         if let Some(unread) = known.chained.unread {
             meters::add(&metrics::PARTIAL_PROMPTS, &[unread.cause.as_str()], 1);
         }
@@ -496,6 +560,7 @@ fn decide(shared: &Shared<'_>, held: &Held<'_>, now: Moment) -> Decision {
         cluster: held.cluster,
         model_names,
         prompt,
+        adapter: known.as_ref().ok().and_then(|known| known.identity.adapter()),
         answer_limit: known.as_ref().ok().and_then(|known| known.prompt.max_answer_tokens),
         tie_seed: shared.fleet.link.vm() ^ shared.fleet.streams,
     };
@@ -504,20 +569,10 @@ fn decide(shared: &Shared<'_>, held: &Held<'_>, now: Moment) -> Decision {
 
 /// Records the blocks that the choice will hold, and returns their places in the chain.
 fn record_new(shared: &mut Shared<'_>, decision: &Decision) -> Range<usize> {
-    let Some((replica, parent, blocks)) = decision.new_blocks() else { return 0..0 };
-    let blocks = blocks.to_vec();
-    let all = decision.chain.as_ref().map_or(0, |chain| chain.hashes().len());
-    let new = all.saturating_sub(blocks.len())..all;
-    shared.fleet.link.record(Record { fate: Fate::Held, replica, parent, blocks });
+    let (Some(chosen), Some(chain)) = (decision.chosen(), &decision.chain) else { return 0..0 };
+    let new = chosen.held_blocks..chain.hashes().len();
+    shared.fleet.link.record(Record::of(Fate::Held, chosen.id, chain.hashes(), new.start));
     new
-}
-
-/// The blocks that the answer completes, behind the prompt's.
-fn extended(chain: &mut Chain, answer: &[u32]) -> Option<(Option<BlockHash>, Vec<BlockHash>)> {
-    let before = chain.hashes().len();
-    chain.extend(answer);
-    let (old, new) = chain.hashes().split_at_checked(before)?;
-    (!new.is_empty()).then(|| (old.last().copied(), new.to_vec()))
 }
 
 /// What a successful response's usage carried.

@@ -6,12 +6,14 @@
 //! out slow or failed requests. Its own lateness is measured, and a run in which it was late is
 //! a failure.
 
+mod gaps;
 mod live;
 mod random;
 mod simulate;
 mod sse;
 mod stats;
 mod table;
+mod trace;
 mod workload;
 
 use clap::{Args, Parser, Subcommand};
@@ -37,6 +39,8 @@ enum Action {
     Live(LiveArgs),
     /// Play a workload against a fleet in virtual time, under any policy.
     Simulate(simulate::SimulateArgs),
+    /// Say what a trace is like, and how it is made to fit a fleet.
+    Trace(trace::TraceArgs),
     /// Print the table of a file of records.
     Table {
         /// What `live --json` wrote.
@@ -105,6 +109,7 @@ async fn main() -> ExitCode {
     let outcome = match Command::parse().action {
         Action::Live(args) => live(args).await,
         Action::Simulate(args) => simulate::run(&args),
+        Action::Trace(args) => trace::run(&args),
         Action::Table { file } => table::read(&file).map(|runs| print!("{}", table::render(&runs))),
         Action::Ready { urls, within, containing } => {
             live::ready(&urls, Duration::from_secs_f64(within), containing.as_deref()).await

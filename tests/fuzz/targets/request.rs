@@ -7,6 +7,7 @@ use std::cell::OnceCell;
 use warmpath::charge::{Charge, Charges};
 use warmpath::config::Config;
 use warmpath::index::{PrefixIndex, Recorded};
+use warmpath::learn::Rates;
 use warmpath::model::{Model, PromptError, Reading};
 use warmpath::replicas::models::Served;
 use warmpath::replicas::strikes::{Strike, Strikes};
@@ -289,14 +290,16 @@ impl Fleet {
             cluster: "c",
             model_names: &names,
             prompt: PromptKnowledge::Tokens { tokens: ids, seed },
+            adapter: None,
             answer_limit,
             tie_seed: bytes.u64(),
         };
         let mut index = PrefixIndex::new();
         let first = self.decide(&index, &question);
-        let Some((id, parent, blocks)) = first.new_blocks() else { return };
+        let Some((id, new)) = first.new_blocks() else { return };
         let capacity = ids.len() + 1;
-        assert_eq!(index.record(id, capacity, parent, blocks), Recorded::Held);
+        let recorded = index.record_behind(id, capacity, new.parent, new.blocks);
+        assert_eq!(recorded, Recorded::Held);
         let again = self.decide(&index, &question);
         let chain = first.chain.as_ref().expect("of tokens");
         check_chain(chain, ids, seed);
@@ -308,7 +311,7 @@ impl Fleet {
 
     fn decide(&self, index: &PrefixIndex, question: &Question<'_>) -> Decision {
         let Self { table, charges, strikes, .. } = self;
-        let view = View { table, index, charges, strikes, now: self.now };
+        let view = View { table, index, charges, strikes, rates: &Rates::default(), now: self.now };
         let decision = decide(&self.config, &view, question);
         assert!(decision.ranked.len() <= MAX_RANKED);
         assert_eq!(decision.ranked.is_empty(), decision.chosen().is_none());

@@ -2,19 +2,27 @@
 //! core deciding.
 //!
 //! A run takes seconds of CPU and is the same every time, so it is where the cost formula is
-//! judged. What it leaves out: Envoy, the network, tokenizing (a word stands for a token), and
-//! several VMs or gateways; there is one view of the fleet.
+//! judged. What it leaves out: Envoy, the network and tokenizing.
 
+mod baselines;
+mod bounds;
+mod fault;
 mod fleet;
 mod gateway;
 mod policy;
+mod replica;
+mod run;
 
 use crate::stats::Run;
 use crate::table;
+use crate::trace::Trace;
 use crate::workload::{Plan, Workload};
+use bounds::infinite::Ceiling;
 use clap::Args;
-use fleet::Fleet;
+use fault::Fault;
+use fleet::FleetConfig;
 use policy::Policy;
+use std::fmt::Write as _;
 use std::path::PathBuf;
 use std::time::Duration;
 use warmpath::config::Config;
@@ -69,6 +77,28 @@ pub struct SimulateArgs {
     /// Milliseconds between a replica's reports.
     #[arg(long, default_value_t = 500)]
     report_ms: u64,
+    /// Milliseconds that a report is on its way.
+    #[arg(long, default_value_t = 0)]
+    report_delay_ms: u64,
+    /// Speed of the first, second, ... replica as a multiple of the others'.
+    #[arg(long, value_delimiter = ',')]
+    speeds: Vec<f64>,
+    /// How many gateways.
+    #[arg(long, default_value_t = 1)]
+    gateways: usize,
+    /// Worker threads of each gateway.
+    #[arg(long, default_value_t = 1)]
+    threads: usize,
+    /// Each request opens a connection, and so comes to any thread of any gateway.
+    #[arg(long)]
+    reconnects: bool,
+    /// What goes wrong: SECONDS:restart:REPLICA:SECONDS, SECONDS:cache:REPLICA:BLOCKS, SECONDS:speed:REPLICA:TIMES,
+    /// SECONDS:silence:SECONDS, SECONDS:join:REPLICA or SECONDS:drain:REPLICA. May be repeated.
+    #[arg(long = "fault")]
+    faults: Vec<Fault>,
+    /// Responses do not say how many tokens were cached.
+    #[arg(long)]
+    no_usage: bool,
     /// Warmpath's `cost` options as JSON; the replicas' speed is told it in any case.
     #[arg(long, default_value = "{}")]
     cost: String,
@@ -86,22 +116,26 @@ pub fn run(args: &SimulateArgs) -> Result<(), String> {
     let policies = if args.policy.is_empty() { Policy::ALL.to_vec() } else { args.policy.clone() };
     let duration = Duration::from_secs_f64(args.duration);
     let mut runs: Vec<Run> = Vec::new();
+    let mut ceilings = String::new();
     for seed in args.seed..args.seed.saturating_add(args.seeds) {
         let plan = Plan::new(args.workload, args.requests, duration, seed);
         let workload = format!("{}, seed {seed}", args.workload.name());
+        let trace = Trace::of_plan(args.workload.name(), &plan, args.block_size);
+        let most = Ceiling::of(&trace).hit_rate() * 100.0;
+        let _ = writeln!(ceilings, "{workload}: no fleet can hit more than {most:.1} %.");
         for &policy in &policies {
-            let samples = fleet.play(&plan, policy, seed)?;
+            let samples = fleet.play(&trace, policy, seed)?;
             let mut run = Run::of(policy.name(), &workload, &samples);
             run.count_idle_replicas(&runs);
             runs.push(run);
         }
     }
-    print!("{}", table::render(&runs));
+    print!("{}\n{ceilings}", table::render(&runs));
     args.json.as_ref().map_or(Ok(()), |path| table::write(path, &runs))
 }
 
 impl SimulateArgs {
-    fn fleet(&self) -> Result<Fleet, String> {
+    fn fleet(&self) -> Result<FleetConfig, String> {
         if self.replicas == 0 {
             return Err("--replicas: at least one is needed".to_owned());
         }
@@ -117,7 +151,19 @@ impl SimulateArgs {
         };
         let route = route_config(&engine, &self.cost)?;
         let report_interval = Duration::from_millis(self.report_ms);
-        Ok(Fleet { replicas: self.replicas, engine, route, report_interval })
+        Ok(FleetConfig {
+            replicas: self.replicas,
+            engine,
+            speeds: self.speeds.clone(),
+            route,
+            report_interval,
+            report_delay: Duration::from_millis(self.report_delay_ms),
+            gateways: self.gateways,
+            threads: self.threads,
+            reconnects: self.reconnects,
+            usage: !self.no_usage,
+            faults: self.faults.clone(),
+        })
     }
 }
 
@@ -156,11 +202,12 @@ mod tests {
         let args = Command::parse_from(words).args;
         let duration = Duration::from_secs_f64(args.duration);
         let plan = Plan::new(args.workload, args.requests, duration, seed);
-        let samples = args.fleet().unwrap().play(&plan, policy, seed).unwrap();
+        let trace = Trace::of_plan(args.workload.name(), &plan, args.block_size);
+        let samples = args.fleet().unwrap().play(&trace, policy, seed).unwrap();
         Run::of(policy.name(), args.workload.name(), &samples)
     }
 
-    const SHORT: &str = "--requests 80 --duration 2";
+    const SHORT: &str = "--requests 40 --duration 1";
     const LONGER: &str = "--requests 250 --duration 4";
 
     #[test]
@@ -169,7 +216,7 @@ mod tests {
             let run = simulate(SHORT, policy, 1);
             assert_eq!(run, simulate(SHORT, policy, 1), "{policy:?}");
             assert_ne!(run, simulate(SHORT, policy, 2), "{policy:?}");
-            assert_eq!((run.requests, run.errors), (80, 0));
+            assert_eq!((run.requests, run.errors), (40, 0));
         }
     }
 
@@ -178,6 +225,23 @@ mod tests {
         let asked = Policy::ALL.map(|policy| simulate(SHORT, policy, 3).prompt_tokens);
         let (least, most) = (asked.iter().min().unwrap(), asked.iter().max().unwrap());
         assert_eq!(least, most, "an answer's length is part of the plan");
+    }
+
+    #[test]
+    fn nobody_hits_more_than_can_be_hit() {
+        let words = std::iter::once("simulate").chain(LONGER.split_whitespace());
+        let args = Command::parse_from(words).args;
+        let plan = Plan::new(args.workload, args.requests, Duration::from_secs(4), 1);
+        let ceiling = Ceiling::of(&Trace::of_plan("conversations", &plan, args.block_size));
+        // One replica with room for all comes near it.
+        let line = format!("{LONGER} --replicas 1 --capacity-blocks 200000");
+        let one = simulate(&line, Policy::RoundRobin, 1);
+        assert_eq!(ceiling.prompt_tokens, one.prompt_tokens);
+        assert!(one.hit_rate() <= ceiling.hit_rate());
+        assert!(one.hit_rate() > 0.98 * ceiling.hit_rate(), "{} of {ceiling:?}", one.hit_rate());
+        for policy in [Policy::Dynamo, Policy::PrefixOnly, Policy::Warmpath] {
+            assert!(simulate(LONGER, policy, 1).hit_rate() < ceiling.hit_rate(), "{policy:?}");
+        }
     }
 
     #[test]
