@@ -22,9 +22,11 @@
 //! replica for tests and demos; of the modules above it shares those that read a prompt, and none
 //! that chooses.
 
-// Only the shell needs `unsafe`: for the clock as a number, and for names that the linker goes by.
+// Only the VM's allocator and the shell need `unsafe`, this for the clock as a number and for names that the linker goes by.
 #![cfg_attr(not(target_family = "wasm"), forbid(unsafe_code))]
 
+#[cfg(target_family = "wasm")]
+mod allocator;
 pub mod budget;
 pub mod charge;
 pub mod classes;
