@@ -6,6 +6,7 @@
 //! out slow or failed requests. Its own lateness is measured, and a run in which it was late is
 //! a failure.
 
+mod calibrate;
 mod live;
 mod random;
 mod simulate;
@@ -37,6 +38,8 @@ enum Action {
     Live(LiveArgs),
     /// Play a workload against a fleet in virtual time, under any policy.
     Simulate(simulate::SimulateArgs),
+    /// Measure a live engine, fit the simulated one to it, and play one workload on both.
+    Calibrate(calibrate::CalibrateArgs),
     /// Print the table of a file of records.
     Table {
         /// What `live --json` wrote.
@@ -105,6 +108,7 @@ async fn main() -> ExitCode {
     let outcome = match Command::parse().action {
         Action::Live(args) => live(args).await,
         Action::Simulate(args) => simulate::run(&args),
+        Action::Calibrate(args) => calibrate::run(&args).await,
         Action::Table { file } => table::read(&file).map(|runs| print!("{}", table::render(&runs))),
         Action::Ready { urls, within, containing } => {
             live::ready(&urls, Duration::from_secs_f64(within), containing.as_deref()).await
