@@ -1,15 +1,15 @@
 //! The engine's KV block pool: who holds which block, what is cached, what is evicted next.
 //!
-//! As in vLLM: a full block gets its digest and can be hit at once; a block that nobody holds
+//! As in vLLM: a full block gets its key and can be hit at once; a block that nobody holds
 //! keeps its contents and waits in a queue, oldest first, until the room is needed; a sequence
-//! gives its blocks back tail first, so that tails are evicted before heads. The same digest may
+//! gives its blocks back tail first, so that tails are evicted before heads. The same key may
 //! be stored in several blocks.
 //!
 //! It knows nothing of requests, steps or time.
 
-use super::digest::Digest;
 use hashbrown::HashMap;
 use std::collections::BTreeMap;
+use std::hash::Hash;
 
 /// A physical block.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash, PartialOrd, Ord)]
@@ -17,28 +17,28 @@ pub struct BlockId(u32);
 
 /// The pool.
 #[derive(Debug, Clone)]
-pub struct BlockCache {
-    slots: Vec<Slot>,
+pub struct BlockCache<K> {
+    slots: Vec<Slot<K>>,
     /// Blocks that nobody holds, by the stamp of their release: the first is taken next.
     idle: BTreeMap<u64, BlockId>,
-    stored: HashMap<Digest, Vec<BlockId>>,
+    stored: HashMap<K, Vec<BlockId>>,
     cached: usize,
     next_stamp: u64,
     evicted: u64,
 }
 
-#[derive(Debug, Clone, Default)]
-struct Slot {
-    digest: Option<Digest>,
+#[derive(Debug, Clone)]
+struct Slot<K> {
+    key: Option<K>,
     holders: u32,
     stamp: u64,
 }
 
-impl BlockCache {
+impl<K: Copy + Eq + Hash> BlockCache<K> {
     /// A pool of `capacity` empty blocks.
     pub fn new(capacity: u32) -> Self {
         let mut cache = Self {
-            slots: vec![Slot::default(); capacity as usize],
+            slots: vec![Slot { key: None, holders: 0, stamp: 0 }; capacity as usize],
             idle: BTreeMap::new(),
             stored: HashMap::new(),
             cached: 0,
@@ -76,9 +76,9 @@ impl BlockCache {
         self.evicted
     }
 
-    /// The longest run of `digests`, from the first, that is cached. Changes nothing.
-    pub fn find(&self, digests: &[Digest]) -> Vec<BlockId> {
-        digests.iter().map_while(|digest| self.stored.get(digest)?.first().copied()).collect()
+    /// The longest run of `keys`, from the first, that is cached. Changes nothing.
+    pub fn find(&self, keys: &[K]) -> Vec<BlockId> {
+        keys.iter().map_while(|key| self.stored.get(key)?.first().copied()).collect()
     }
 
     /// How many of `blocks` nobody holds: claiming them shrinks [`Self::idle`] by as many.
@@ -116,13 +116,13 @@ impl BlockCache {
         Some(taken)
     }
 
-    /// Makes a held block's contents known under `digest`.
-    pub fn store(&mut self, id: BlockId, digest: Digest) {
+    /// Makes a held block's contents known under `key`.
+    pub fn store(&mut self, id: BlockId, key: K) {
         let Some(slot) = self.slots.get_mut(id.0 as usize) else { return };
-        if slot.digest.is_none() {
-            slot.digest = Some(digest);
+        if slot.key.is_none() {
+            slot.key = Some(key);
             self.cached += 1;
-            self.stored.entry(digest).or_default().push(id);
+            self.stored.entry(key).or_default().push(id);
         }
     }
 
@@ -144,11 +144,11 @@ impl BlockCache {
         }
         self.stored.clear();
         self.cached = 0;
-        self.slots.iter_mut().for_each(|slot| slot.digest = None);
+        self.slots.iter_mut().for_each(|slot| slot.key = None);
         true
     }
 
-    fn slot(&self, id: BlockId) -> Option<&Slot> {
+    fn slot(&self, id: BlockId) -> Option<&Slot<K>> {
         self.slots.get(id.0 as usize)
     }
 
@@ -162,15 +162,14 @@ impl BlockCache {
     }
 
     fn forget(&mut self, id: BlockId) -> bool {
-        let Some(digest) = self.slots.get_mut(id.0 as usize).and_then(|slot| slot.digest.take())
-        else {
+        let Some(key) = self.slots.get_mut(id.0 as usize).and_then(|slot| slot.key.take()) else {
             return false;
         };
         self.cached -= 1;
-        if let Some(copies) = self.stored.get_mut(&digest) {
+        if let Some(copies) = self.stored.get_mut(&key) {
             copies.retain(|copy| *copy != id);
             if copies.is_empty() {
-                self.stored.remove(&digest);
+                self.stored.remove(&key);
             }
         }
         true
@@ -180,6 +179,7 @@ impl BlockCache {
 #[cfg(test)]
 mod tests {
     use super::super::chance::Chance;
+    use super::super::digest::Digest;
     use super::*;
 
     fn digest(n: u64) -> Digest {
@@ -188,7 +188,7 @@ mod tests {
         Digest(bytes)
     }
 
-    fn fill(cache: &mut BlockCache, digests: std::ops::Range<u64>) -> Vec<BlockId> {
+    fn fill(cache: &mut BlockCache<Digest>, digests: std::ops::Range<u64>) -> Vec<BlockId> {
         let blocks = cache.take(digests.clone().count()).unwrap();
         for (id, n) in blocks.iter().zip(digests) {
             cache.store(*id, digest(n));

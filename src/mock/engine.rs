@@ -1,16 +1,18 @@
 //! An engine in virtual time: requests go in, [`Engine::step`] says what one step did and how long
-//! it took. Scheduling, caching and preemption follow vLLM V1.
+//! it took. Scheduling, caching and preemption are the [`Scheduler`]'s; what is added here is tokens:
+//! vLLM's digests of the prompts', and the answers'.
 //!
-//! It has no clock, no thread and no I/O, so a server can pace it against the real clock and a
-//! simulation can run a fleet of them as fast as the machine allows. It does not tokenize, and its
-//! output tokens mean nothing.
+//! It has no clock, no thread and no I/O: a server paces it against the real clock. It does not
+//! tokenize, and its output tokens mean nothing.
 
-use super::cache::{BlockCache, BlockId};
 use super::chance::Chance;
 use super::digest::{self, Chain, Digest, Lora};
-use std::collections::VecDeque;
+use super::scheduler::{Scheduler, Work};
+use hashbrown::HashMap;
 use std::sync::Arc;
 use std::time::Duration;
+
+pub use super::scheduler::{Admitted, Load, Produced, RequestId, StepReport, SubmitError, Totals};
 
 /// What an engine is and how fast. The defaults resemble a mid-size GPU with an 8B model, with a
 /// cache small enough that a demo of some minutes fills it.
@@ -75,10 +77,6 @@ impl Default for EngineConfig {
     }
 }
 
-/// Names a request within one engine; the caller chooses and must not reuse it while it lives.
-#[derive(Debug, Clone, Copy, PartialEq, Eq, Hash, PartialOrd, Ord)]
-pub struct RequestId(pub u64);
-
 /// One prompt to answer.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct Request {
@@ -96,148 +94,35 @@ pub struct Request {
     pub reads_cache: bool,
 }
 
-/// Why a request was not taken.
-#[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub enum SubmitError {
-    /// No prompt token, or nothing to generate.
-    Empty,
-    /// Prompt and answer together need more blocks than the pool has.
-    TooLong,
-}
-
-/// What one step did. Everything in it becomes true at its end.
-#[derive(Debug, Clone, Default, PartialEq)]
-pub struct StepReport {
-    /// How long the step took.
-    pub duration: Duration,
-    /// When it ended: `now` plus the duration.
-    pub ended: Duration,
-    /// Requests that began to run, with what the cache spared them.
-    pub admitted: Vec<Admitted>,
-    /// Tokens sampled, at most one per request.
-    pub produced: Vec<Produced>,
-    /// Requests that have all their tokens.
-    pub finished: Vec<RequestId>,
-    /// Requests thrown back into the queue for want of blocks.
-    pub preempted: Vec<RequestId>,
-    /// Prompt tokens computed.
-    pub prefill_tokens: usize,
-    /// Sequences that decoded.
-    pub decoding: usize,
-}
-
-/// A request that began to run.
-#[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub struct Admitted {
-    /// Which.
-    pub id: RequestId,
-    /// Prompt tokens found in the cache.
-    pub cached_tokens: usize,
-}
-
-/// A sampled token.
-#[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub struct Produced {
-    /// Of which request.
-    pub id: RequestId,
-    /// Its token id.
-    pub token: u32,
-    /// Whether it is the first of the answer.
-    pub first: bool,
-    /// Whether it is the last.
-    pub last: bool,
-}
-
-/// How busy an engine is.
-#[derive(Debug, Clone, Copy, Default, PartialEq, Eq)]
-pub struct Load {
-    /// Requests in the batch.
-    pub running: usize,
-    /// Requests in the queue.
-    pub waiting: usize,
-    /// Blocks that running requests hold.
-    pub held_blocks: usize,
-    /// Blocks that can be hit.
-    pub cached_blocks: usize,
-    /// Blocks in all.
-    pub capacity_blocks: usize,
-    /// Tokens of running and waiting requests not yet computed, as if nothing were cached.
-    pub uncomputed_tokens: usize,
-}
-
-/// Sums since the start.
-#[derive(Debug, Clone, Copy, Default, PartialEq, Eq)]
-pub struct Totals {
-    /// Prompt tokens of admitted requests: what the cache was asked for.
-    pub queried_tokens: u64,
-    /// Prompt tokens the cache had.
-    pub hit_tokens: u64,
-    /// Prompt tokens of requests whose prompt is done.
-    pub prompt_tokens: u64,
-    /// Prompt tokens computed, after preemptions again.
-    pub prefill_tokens: u64,
-    /// Tokens generated.
-    pub generated_tokens: u64,
-    /// Requests finished.
-    pub finished: u64,
-    /// Requests aborted.
-    pub aborted: u64,
-    /// Requests thrown back.
-    pub preemptions: u64,
-    /// Cached blocks evicted.
-    pub evicted_blocks: u64,
-    /// Steps run.
-    pub steps: u64,
-}
-
 /// The engine.
 #[derive(Debug, Clone)]
 pub struct Engine {
-    config: EngineConfig,
     root: Digest,
-    cache: BlockCache,
-    running: Vec<Sequence>,
-    waiting: VecDeque<Sequence>,
-    totals: Totals,
+    scheduler: Scheduler<Digest>,
+    texts: HashMap<RequestId, Text>,
 }
 
+/// A request's prompt and answer.
 #[derive(Debug, Clone)]
-struct Sequence {
-    id: RequestId,
-    /// Prompt and output.
+struct Text {
     tokens: Vec<u32>,
-    prompt_tokens: usize,
-    max_tokens: usize,
-    reads_cache: bool,
     chain: Chain,
-    blocks: Vec<BlockId>,
-    stored_blocks: usize,
-    computed: usize,
-    /// Tokens that the step being planned computes.
-    planned: usize,
-    was_admitted: bool,
     chance: Chance,
 }
 
 impl Engine {
     /// An idle engine with an empty cache.
-    pub fn new(mut config: EngineConfig) -> Self {
-        config.block_size = config.block_size.max(1);
-        config.max_num_batched_tokens = config.max_num_batched_tokens.max(1);
-        config.max_num_seqs = config.max_num_seqs.max(1);
+    pub fn new(config: EngineConfig) -> Self {
         Self {
             root: digest::root(&config.hash_seed),
-            cache: BlockCache::new(config.capacity_blocks),
-            config,
-            running: Vec::new(),
-            waiting: VecDeque::new(),
-            totals: Totals::default(),
+            scheduler: Scheduler::new(config),
+            texts: HashMap::new(),
         }
     }
 
     /// Its configuration.
     pub fn config(&self) -> &EngineConfig {
-        &self.config
+        self.scheduler.config()
     }
 
     /// Queues a request; the next step may run it.
@@ -245,258 +130,81 @@ impl Engine {
     /// # Errors
     /// When it is empty or could never fit.
     pub fn submit(&mut self, request: Request) -> Result<(), SubmitError> {
-        if request.prompt.is_empty() || request.max_tokens == 0 {
-            return Err(SubmitError::Empty);
-        }
-        // The last token generated is never computed, so it needs no room.
-        let tokens = request.prompt.len().saturating_add(request.max_tokens - 1);
-        if tokens.div_ceil(self.config.block_size) > self.cache.capacity() {
-            return Err(SubmitError::TooLong);
-        }
-        let mut chain = Chain::new(self.root, self.config.block_size, request.lora, request.salt);
-        chain.extend(&request.prompt);
-        self.waiting.push_back(Sequence {
+        let chain = self.chain(&request.prompt, request.salt, request.lora);
+        self.scheduler.submit(Work {
             id: request.id,
+            keys: chain.digests().to_vec(),
             prompt_tokens: request.prompt.len(),
-            chance: Chance::of_tokens(self.config.seed, &request.prompt),
-            tokens: request.prompt,
             max_tokens: request.max_tokens,
             reads_cache: request.reads_cache,
-            chain,
-            blocks: Vec::new(),
-            stored_blocks: 0,
-            computed: 0,
-            planned: 0,
-            was_admitted: false,
-        });
+        })?;
+        let chance = Chance::of_tokens(self.config().seed, &request.prompt);
+        self.texts.insert(request.id, Text { tokens: request.prompt, chain, chance });
         Ok(())
     }
 
     /// Takes a request out. Its full blocks stay cached. False when it is not here.
     pub fn abort(&mut self, id: RequestId) -> bool {
-        if let Some(at) = self.running.iter().position(|sequence| sequence.id == id) {
-            let sequence = self.running.remove(at);
-            self.cache.release(&sequence.blocks);
-        } else if let Some(at) = self.waiting.iter().position(|sequence| sequence.id == id) {
-            self.waiting.remove(at);
-        } else {
-            return false;
-        }
-        self.totals.aborted += 1;
-        true
+        self.texts.remove(&id);
+        self.scheduler.abort(id)
     }
 
     /// Forgets the cache; refused while requests run.
     pub fn reset_prefix_cache(&mut self) -> bool {
-        self.cache.clear()
+        self.scheduler.reset_prefix_cache()
     }
 
     /// True when a step would do nothing.
     pub fn is_idle(&self) -> bool {
-        self.running.is_empty() && self.waiting.is_empty()
+        self.scheduler.is_idle()
     }
 
     /// How busy it is.
     pub fn load(&self) -> Load {
-        let all = self.running.iter().chain(&self.waiting);
-        Load {
-            running: self.running.len(),
-            waiting: self.waiting.len(),
-            held_blocks: self.cache.held(),
-            cached_blocks: self.cache.cached(),
-            capacity_blocks: self.cache.capacity(),
-            uncomputed_tokens: all.map(Sequence::uncomputed).sum(),
-        }
+        self.scheduler.load()
     }
 
     /// Sums since the start.
     pub fn totals(&self) -> Totals {
-        Totals { evicted_blocks: self.cache.evicted(), ..self.totals }
+        self.scheduler.totals()
     }
 
     /// Prompt tokens that `prompt` would find in the cache now. Changes nothing.
     pub fn cached_tokens(&self, prompt: &[u32], salt: Option<String>, lora: Option<Lora>) -> usize {
-        let mut chain = Chain::new(self.root, self.config.block_size, lora, salt);
-        chain.extend(prompt);
-        self.find(chain.digests(), prompt.len()).len() * self.config.block_size
+        self.scheduler.cached_tokens(self.chain(prompt, salt, lora).digests(), prompt.len())
     }
 
     /// Runs one step that starts at `now`.
     pub fn step(&mut self, now: Duration) -> StepReport {
-        let mut report = StepReport::default();
-        let budget = self.plan_running(&mut report);
-        // As in vLLM: an engine that just threw requests out lets none in.
-        if report.preempted.is_empty() {
-            self.plan_waiting(budget, &mut report);
+        let mut report = self.scheduler.step(now);
+        for produced in &mut report.produced {
+            self.sample(produced);
         }
-        report.duration = self.duration(&mut report);
-        report.ended = now + report.duration;
-        self.totals.prefill_tokens += report.prefill_tokens as u64;
-        self.totals.steps += 1;
-        self.finish_step(&mut report);
         report
     }
 
-    fn plan_running(&mut self, report: &mut StepReport) -> usize {
-        let mut budget = self.config.max_num_batched_tokens;
-        let mut at = 0;
-        while let Some(sequence) = self.running.get_mut(at) {
-            let planned = sequence.uncomputed().min(budget);
-            sequence.planned = planned;
-            let wanted = sequence.blocks_wanted(planned, self.config.block_size);
-            if let Some(blocks) = self.cache.take(wanted) {
-                sequence.blocks.extend(blocks);
-                sequence.store_full(&mut self.cache, self.config.block_size);
-                budget -= planned;
-                at += 1;
-                continue;
-            }
-            // The youngest goes, be it this one.
-            if let Some(mut youngest) = self.running.pop() {
-                self.cache.release(&youngest.blocks);
-                youngest.start_over();
-                report.preempted.push(youngest.id);
-                self.totals.preemptions += 1;
-                self.waiting.push_front(youngest);
-            }
-        }
-        budget
+    fn chain(&self, prompt: &[u32], salt: Option<String>, lora: Option<Lora>) -> Chain {
+        let mut chain = Chain::new(self.root, self.config().block_size, lora, salt);
+        chain.extend(prompt);
+        chain
     }
 
-    fn plan_waiting(&mut self, mut budget: usize, report: &mut StepReport) {
-        while budget > 0 && self.running.len() < self.config.max_num_seqs {
-            let Some(sequence) = self.waiting.front() else { break };
-            let hits = if sequence.reads_cache {
-                self.find(sequence.chain.digests(), sequence.tokens.len())
-            } else {
-                Vec::new()
-            };
-            // The whole prompt must fit, or two half-computed prompts could starve each other.
-            let needed = sequence.tokens.len().div_ceil(self.config.block_size) - hits.len();
-            if needed + self.cache.idle_among(&hits) > self.cache.idle() {
-                break;
-            }
-            let Some(mut sequence) = self.waiting.pop_front() else { break };
-            self.cache.claim(&hits);
-            sequence.computed = hits.len() * self.config.block_size;
-            sequence.stored_blocks = hits.len();
-            sequence.blocks = hits;
-            sequence.planned = sequence.uncomputed().min(budget);
-            budget -= sequence.planned;
-            let wanted = sequence.blocks_wanted(sequence.planned, self.config.block_size);
-            sequence.blocks.extend(self.cache.take(wanted).unwrap_or_default());
-            sequence.store_full(&mut self.cache, self.config.block_size);
-            self.admit(&mut sequence, report);
-            self.running.push(sequence);
+    fn sample(&mut self, produced: &mut Produced) {
+        let Some(text) = self.texts.get_mut(&produced.id) else { return };
+        let vocabulary = &self.scheduler.config().vocabulary;
+        let ids = if produced.first { &vocabulary.first } else { &vocabulary.rest };
+        let at = text.chance.below(ids.len() as u64) as usize;
+        produced.token = ids.get(at).copied().unwrap_or(0);
+        text.tokens.push(produced.token);
+        let named = text.chain.digests().len();
+        text.chain.extend(&text.tokens);
+        if let Some(fresh @ [_, ..]) = text.chain.digests().get(named..) {
+            self.scheduler.name_blocks(produced.id, fresh);
+        }
+        if produced.last {
+            self.texts.remove(&produced.id);
         }
     }
-
-    fn admit(&mut self, sequence: &mut Sequence, report: &mut StepReport) {
-        if sequence.was_admitted {
-            return;
-        }
-        sequence.was_admitted = true;
-        if sequence.reads_cache {
-            self.totals.queried_tokens += sequence.prompt_tokens as u64;
-            self.totals.hit_tokens += sequence.computed as u64;
-        }
-        report.admitted.push(Admitted { id: sequence.id, cached_tokens: sequence.computed });
-    }
-
-    /// Hits are whole blocks, and at least one of the `tokens` is left to compute.
-    fn find(&self, digests: &[Digest], tokens: usize) -> Vec<BlockId> {
-        let limit = tokens.saturating_sub(1) / self.config.block_size;
-        self.cache.find(digests.get(..limit.min(digests.len())).unwrap_or_default())
-    }
-
-    fn duration(&self, report: &mut StepReport) -> Duration {
-        let mut attended = 0.0;
-        for sequence in &self.running {
-            if sequence.computed >= sequence.prompt_tokens && sequence.planned == 1 {
-                report.decoding += 1;
-            } else {
-                report.prefill_tokens += sequence.planned;
-                let context = sequence.computed as f64 + sequence.planned as f64 / 2.0;
-                attended += sequence.planned as f64 * context;
-            }
-        }
-        let prefill = seconds(report.prefill_tokens as f64, self.config.prefill_rate)
-            + seconds(attended, self.config.attention_rate);
-        let decode = self.config.decode_per_sequence * u32::try_from(report.decoding).unwrap_or(0);
-        self.config.step_base + prefill + decode
-    }
-
-    fn finish_step(&mut self, report: &mut StepReport) {
-        let mut kept = Vec::with_capacity(self.running.len());
-        for mut sequence in std::mem::take(&mut self.running) {
-            let planned = std::mem::take(&mut sequence.planned);
-            sequence.computed += planned;
-            if planned == 0 || sequence.uncomputed() > 0 {
-                kept.push(sequence);
-                continue;
-            }
-            let produced = sequence.sample(&self.config.vocabulary);
-            report.produced.push(produced);
-            self.totals.generated_tokens += 1;
-            if produced.first {
-                self.totals.prompt_tokens += sequence.prompt_tokens as u64;
-            }
-            if produced.last {
-                self.totals.finished += 1;
-                report.finished.push(sequence.id);
-                self.cache.release(&sequence.blocks);
-            } else {
-                kept.push(sequence);
-            }
-        }
-        self.running = kept;
-    }
-}
-
-impl Sequence {
-    fn uncomputed(&self) -> usize {
-        self.tokens.len() - self.computed
-    }
-
-    /// Blocks that must be added to compute `planned` more tokens.
-    fn blocks_wanted(&self, planned: usize, block_size: usize) -> usize {
-        (self.computed + planned).div_ceil(block_size).saturating_sub(self.blocks.len())
-    }
-
-    /// Makes blocks known as soon as the step that fills them is planned, as vLLM does: a twin in
-    /// the same step reads them layer by layer as they are written.
-    fn store_full(&mut self, cache: &mut BlockCache, block_size: usize) {
-        self.chain.extend(&self.tokens);
-        let full = (self.computed + self.planned) / block_size;
-        let fresh =
-            self.blocks.iter().zip(self.chain.digests()).take(full).skip(self.stored_blocks);
-        for (block, digest) in fresh {
-            cache.store(*block, *digest);
-        }
-        self.stored_blocks = self.stored_blocks.max(full);
-    }
-
-    fn start_over(&mut self) {
-        self.blocks.clear();
-        self.stored_blocks = 0;
-        self.computed = 0;
-        self.planned = 0;
-    }
-
-    fn sample(&mut self, vocabulary: &Vocabulary) -> Produced {
-        let first = self.tokens.len() == self.prompt_tokens;
-        let ids = if first { &vocabulary.first } else { &vocabulary.rest };
-        let at = self.chance.below(ids.len() as u64) as usize;
-        let token = ids.get(at).copied().unwrap_or(0);
-        self.tokens.push(token);
-        let last = self.tokens.len() - self.prompt_tokens >= self.max_tokens;
-        Produced { id: self.id, token, first, last }
-    }
-}
-
-/// A rate of zero or less, or none at all, means that the work takes no time.
-fn seconds(amount: f64, rate: f64) -> Duration {
-    Duration::try_from_secs_f64(amount / rate).unwrap_or_default()
 }
 
 #[cfg(test)]

@@ -326,13 +326,5 @@ fn check_step(
     assert!(load.running <= config.max_num_seqs, "{at:?}");
     assert!(load.held_blocks <= load.capacity_blocks, "{at:?}");
     assert!(load.cached_blocks <= load.capacity_blocks, "{at:?}");
-    let mut used: Vec<BlockId> = engine.running.iter().flat_map(|s| s.blocks.clone()).collect();
-    used.sort();
-    used.dedup();
-    assert_eq!(load.held_blocks, used.len(), "{at:?}");
-    for sequence in &engine.running {
-        let capacity = sequence.blocks.len() * config.block_size;
-        assert!(sequence.computed <= capacity, "{at:?}");
-        assert!(capacity < sequence.computed + config.block_size, "{at:?}");
-    }
+    engine.scheduler.check_blocks(&format!("{at:?}"));
 }

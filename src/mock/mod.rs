@@ -1,6 +1,6 @@
 //! Mock replicas: an OpenAI-compatible server that behaves like vLLM where routing can tell.
 //!
-//! The engine underneath ([`engine`]) is pure and runs in virtual time; [`serve`] paces it against
+//! The engine underneath ([`engine`], [`scheduler`]) is pure and runs in virtual time; [`serve`] paces it against
 //! the real clock behind vLLM's HTTP interface. Its blocks are keyed by vLLM's own digests
 //! ([`digest`]), so it cannot confirm a mistake of the filter's.
 //!
@@ -17,6 +17,7 @@ pub mod engine;
 pub mod exposition;
 pub mod prompt;
 pub mod replica;
+pub mod scheduler;
 pub mod server;
 mod shapes;
 pub mod speech;

@@ -13,6 +13,7 @@ mod simulate;
 mod sse;
 mod stats;
 mod table;
+mod trace;
 mod workload;
 
 use clap::{Args, Parser, Subcommand};

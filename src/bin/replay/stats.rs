@@ -12,6 +12,12 @@ use std::time::Duration;
 pub struct Sample {
     /// Who served it, by the mock replica's response header.
     pub replica: Option<String>,
+    /// What kind of request it was.
+    #[expect(dead_code, reason = "for tables that are yet to come")]
+    pub class: &'static str,
+    /// When it was sent, from the start.
+    #[expect(dead_code, reason = "for tables that are yet to come")]
+    pub arrival: Duration,
     /// How much later than planned it was sent.
     pub lag: Duration,
     /// From sending to the first content event.
@@ -24,6 +30,12 @@ pub struct Sample {
     pub prompt_tokens: u64,
     /// Those of them that the replica did not compute.
     pub cached_tokens: u64,
+    /// Those that the policy expected to be cached, if it expected any number.
+    #[expect(dead_code, reason = "for tables that are yet to come")]
+    pub predicted_tokens: Option<u64>,
+    /// Why the replica was chosen, in a word, if there is one.
+    #[expect(dead_code, reason = "for tables that are yet to come")]
+    pub reason: &'static str,
     /// What went wrong, if anything did.
     pub error: Option<String>,
 }

@@ -2,8 +2,7 @@
 //! core deciding.
 //!
 //! A run takes seconds of CPU and is the same every time, so it is where the cost formula is
-//! judged. What it leaves out: Envoy, the network, tokenizing (a word stands for a token), and
-//! several VMs or gateways; there is one view of the fleet.
+//! judged. What it leaves out: Envoy, the network and tokenizing.
 
 mod fleet;
 mod gateway;
@@ -11,9 +10,10 @@ mod policy;
 
 use crate::stats::Run;
 use crate::table;
+use crate::trace::Trace;
 use crate::workload::{Plan, Workload};
 use clap::Args;
-use fleet::Fleet;
+use fleet::FleetConfig;
 use policy::Policy;
 use std::path::PathBuf;
 use std::time::Duration;
@@ -69,6 +69,18 @@ pub struct SimulateArgs {
     /// Milliseconds between a replica's reports.
     #[arg(long, default_value_t = 500)]
     report_ms: u64,
+    /// Speed of the first, second, ... replica as a multiple of the others'.
+    #[arg(long, value_delimiter = ',')]
+    speeds: Vec<f64>,
+    /// Gateways, each with as many of the sessions.
+    #[arg(long, default_value_t = 1)]
+    gateways: usize,
+    /// Worker threads of each gateway.
+    #[arg(long, default_value_t = 1)]
+    threads: usize,
+    /// Responses do not say how many tokens were cached.
+    #[arg(long)]
+    no_usage: bool,
     /// Warmpath's `cost` options as JSON; the replicas' speed is told it in any case.
     #[arg(long, default_value = "{}")]
     cost: String,
@@ -89,8 +101,9 @@ pub fn run(args: &SimulateArgs) -> Result<(), String> {
     for seed in args.seed..args.seed.saturating_add(args.seeds) {
         let plan = Plan::new(args.workload, args.requests, duration, seed);
         let workload = format!("{}, seed {seed}", args.workload.name());
+        let trace = Trace::of_plan(args.workload.name(), &plan, args.block_size);
         for &policy in &policies {
-            let samples = fleet.play(&plan, policy, seed)?;
+            let samples = fleet.play(&trace, policy, seed)?;
             let mut run = Run::of(policy.name(), &workload, &samples);
             run.count_idle_replicas(&runs);
             runs.push(run);
@@ -101,7 +114,7 @@ pub fn run(args: &SimulateArgs) -> Result<(), String> {
 }
 
 impl SimulateArgs {
-    fn fleet(&self) -> Result<Fleet, String> {
+    fn fleet(&self) -> Result<FleetConfig, String> {
         if self.replicas == 0 {
             return Err("--replicas: at least one is needed".to_owned());
         }
@@ -117,7 +130,16 @@ impl SimulateArgs {
         };
         let route = route_config(&engine, &self.cost)?;
         let report_interval = Duration::from_millis(self.report_ms);
-        Ok(Fleet { replicas: self.replicas, engine, route, report_interval })
+        Ok(FleetConfig {
+            replicas: self.replicas,
+            engine,
+            speeds: self.speeds.clone(),
+            route,
+            report_interval,
+            gateways: self.gateways,
+            threads: self.threads,
+            usage: !self.no_usage,
+        })
     }
 }
 
@@ -156,7 +178,8 @@ mod tests {
         let args = Command::parse_from(words).args;
         let duration = Duration::from_secs_f64(args.duration);
         let plan = Plan::new(args.workload, args.requests, duration, seed);
-        let samples = args.fleet().unwrap().play(&plan, policy, seed).unwrap();
+        let trace = Trace::of_plan(args.workload.name(), &plan, args.block_size);
+        let samples = args.fleet().unwrap().play(&trace, policy, seed).unwrap();
         Run::of(policy.name(), args.workload.name(), &samples)
     }
 
