@@ -7,6 +7,7 @@
 //! a failure.
 
 mod calibrate;
+mod grid;
 mod live;
 mod random;
 mod simulate;

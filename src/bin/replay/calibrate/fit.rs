@@ -1,14 +1,16 @@
 //! An engine's parameters out of what was measured of it.
 //!
-//! Every time is a sum of the same five unknowns, each times something known:
+//! Every time is a sum of the same seven unknowns, each times something known:
 //!
-//! - the first token after `p` prompt tokens of which `c` were cached: `overhead + steps x step_base + (p - c) / prefill_rate
-//!   + (p - c) (c + (p - c) / 2) / attention_rate`, with as many steps as `p - c` makes;
-//! - the gap between tokens while `n` sequences decode: `step_base + n x decode_per_sequence`.
+//! - the first token after `p` prompt tokens of which `c` were cached: `overhead + p x reading + steps x step_base
+//!   + (p - c) / prefill_rate + (p - c) (c + (p - c) / 2) / attention_rate`, with as many steps as `p - c` makes;
+//! - the gap between tokens while `n` sequences decode: `step_base + n x decode_per_sequence + n x context / context_rate`,
+//!   with as many tokens of context as each has before it.
 //!
 //! So one linear system over all of them, in which every row is divided by its measurement (a per cent of a short time
 //! counts as much as one of a long time) and rows far off weigh less (Huber). No unknown is negative: one that would be is
-//! nothing. `overhead` is what lies outside of the engine's steps: the front end, the connection, this client.
+//! nothing. `overhead` and `reading` lie outside of the engine's steps: the front end that parses a prompt and hashes its
+//! blocks, the connection, this client.
 
 use serde_json::{Value, json};
 use std::fmt;
@@ -29,6 +31,8 @@ pub enum Point {
     Gap {
         /// How many sequences decode.
         sequences: usize,
+        /// Tokens before the answer of each.
+        context: usize,
     },
 }
 
@@ -38,7 +42,9 @@ impl fmt::Display for Point {
             Self::First { prompt_tokens, cached_tokens } => {
                 write!(f, "first token, prompt of {prompt_tokens}, {cached_tokens} cached")
             }
-            Self::Gap { sequences } => write!(f, "gap, {sequences} sequences"),
+            Self::Gap { sequences, context } => {
+                write!(f, "gap, {sequences} sequences behind {context} tokens each")
+            }
         }
     }
 }
@@ -47,7 +53,7 @@ impl fmt::Display for Point {
 pub type Measured = (Point, f64);
 
 /// The unknowns.
-const UNKNOWNS: usize = 5;
+const UNKNOWNS: usize = 7;
 /// Off by more than this part, a row begins to weigh less. Twice as much and a burst of another program's work on the same
 /// machine bends the fit; half, and the points that show the attention's share count as outliers.
 const OUTLIER: f64 = 0.1;
@@ -59,6 +65,8 @@ const ROUNDS: usize = 50;
 pub struct Fit {
     /// Seconds that a request takes outside of the engine's steps.
     pub overhead: f64,
+    /// Seconds of that per prompt token, cached or not.
+    pub reading: f64,
     /// Seconds of a step that does nothing else.
     pub step_base: f64,
     /// Seconds per prompt token.
@@ -67,6 +75,8 @@ pub struct Fit {
     pub per_pair: f64,
     /// Seconds that each decoding sequence adds.
     pub per_sequence: f64,
+    /// Seconds that each token before a decoding sequence adds.
+    pub per_context: f64,
 }
 
 impl Fit {
@@ -87,6 +97,11 @@ impl Fit {
             }
         }
         Ok(fit)
+    }
+
+    /// Seconds that a request takes outside of the engine's steps.
+    pub fn outside(&self, prompt_tokens: u64) -> f64 {
+        self.overhead + self.reading * prompt_tokens as f64
     }
 
     /// How long the fit says that a point takes.
@@ -113,19 +128,30 @@ impl Fit {
             |seconds: f64| if seconds > 0.0 { json!((1.0 / seconds).round()) } else { Value::Null };
         json!({
             "overhead_ms": self.overhead * 1e3,
+            "reading_us_per_token": self.reading * 1e6,
             "step_base_ms": self.step_base * 1e3,
             "prefill_tokens_per_s": rate(self.per_token),
             "attention_pairs_per_s": rate(self.per_pair),
             "decode_per_sequence_ms": self.per_sequence * 1e3,
+            "context_tokens_per_s": rate(self.per_context),
         })
     }
 
     fn pack(&self) -> [f64; UNKNOWNS] {
-        [self.overhead, self.step_base, self.per_token, self.per_pair, self.per_sequence]
+        [
+            self.overhead,
+            self.reading,
+            self.step_base,
+            self.per_token,
+            self.per_pair,
+            self.per_sequence,
+            self.per_context,
+        ]
     }
 
-    fn unpack([overhead, step_base, per_token, per_pair, per_sequence]: [f64; UNKNOWNS]) -> Self {
-        Self { overhead, step_base, per_token, per_pair, per_sequence }
+    fn unpack(values: [f64; UNKNOWNS]) -> Self {
+        let [overhead, reading, step_base, per_token, per_pair, per_sequence, per_context] = values;
+        Self { overhead, reading, step_base, per_token, per_pair, per_sequence, per_context }
     }
 }
 
@@ -135,9 +161,13 @@ fn row(point: Point, tokens_per_step: usize) -> [f64; UNKNOWNS] {
         Point::First { prompt_tokens, cached_tokens } => {
             let new = prompt_tokens.saturating_sub(cached_tokens);
             let pairs = new as f64 * (cached_tokens as f64 + new as f64 / 2.0);
-            [1.0, new.div_ceil(tokens_per_step.max(1)) as f64, new as f64, pairs, 0.0]
+            let steps = new.div_ceil(tokens_per_step.max(1)) as f64;
+            [1.0, prompt_tokens as f64, steps, new as f64, pairs, 0.0, 0.0]
         }
-        Point::Gap { sequences } => [0.0, 1.0, 0.0, 0.0, sequences as f64],
+        Point::Gap { sequences, context } => {
+            let read = (sequences * context) as f64;
+            [0.0, 0.0, 1.0, 0.0, 0.0, sequences as f64, read]
+        }
     }
 }
 
@@ -236,10 +266,12 @@ mod tests {
 
     const TRUE: Fit = Fit {
         overhead: 0.004,
+        reading: 2e-6,
         step_base: 0.006,
         per_token: 1.0 / 40_000.0,
         per_pair: 1.0 / 3e8,
         per_sequence: 0.0004,
+        per_context: 1.0 / 4e6,
     };
 
     fn points() -> Vec<Point> {
@@ -248,7 +280,8 @@ mod tests {
         let cold = cold.map(|prompt_tokens| Point::First { prompt_tokens, cached_tokens: 0 });
         let hit =
             hit.map(|(prompt_tokens, cached_tokens)| Point::First { prompt_tokens, cached_tokens });
-        let gaps = [1, 2, 4, 8, 16].map(|sequences| Point::Gap { sequences });
+        let gaps = [(1, 96), (2, 96), (4, 96), (8, 96), (16, 96), (1, 8192), (8, 4096)];
+        let gaps = gaps.map(|(sequences, context)| Point::Gap { sequences, context });
         cold.into_iter().chain(hit).chain(gaps).collect()
     }
 
@@ -292,7 +325,7 @@ mod tests {
 
     #[test]
     fn too_few_points_are_an_error() {
-        let gaps = [1, 2].map(|sequences| (Point::Gap { sequences }, 0.01));
+        let gaps = [1, 2].map(|sequences| (Point::Gap { sequences, context: 96 }, 0.01));
         assert!(Fit::of(&gaps, 2048).is_err());
     }
 

@@ -14,8 +14,9 @@ const LENGTHS: [usize; 9] = [64, 128, 512, 1024, 2048, 4096, 8192, 16_000, 32_00
 const CACHED: [f64; 3] = [0.5, 0.8, 1.0];
 /// Sequences that decode at once.
 const SEQUENCES: [usize; 6] = [1, 2, 4, 8, 16, 32];
-/// Tokens of the prompts that decode: short, since a decode step's time is taken not to depend on it.
-const DECODING_PROMPT: usize = 96;
+/// Tokens before them: next to none for all of those, and much for some.
+const NO_CONTEXT: usize = 96;
+const CONTEXTS: [(usize, usize); 5] = [(1, 4096), (4, 4096), (8, 4096), (1, 15_000), (4, 15_000)];
 /// Gaps of each decoding sequence.
 const GAPS: u32 = 48;
 /// Shorter prompts are not measured with a cached head: their time is all overhead.
@@ -49,15 +50,21 @@ pub async fn all(probe: &Probe, wanted: &Wanted) -> Result<Measurement, String> 
     for _ in 0..WARM_UP {
         probe.ask(&prompts.next(1024), 8).await?;
     }
+    let mut decoding: Vec<(usize, usize)> = SEQUENCES.map(|count| (count, NO_CONTEXT)).to_vec();
+    decoding.extend(CONTEXTS);
+    decoding.retain(|(sequences, context)| {
+        *sequences <= wanted.max_num_seqs && *context <= wanted.longest
+    });
     let mut measurement = Measurement::new();
     for repeat in 0..wanted.repeats {
         eprintln!("  measuring, {} of {}", repeat + 1, wanted.repeats);
         for length in LENGTHS.into_iter().filter(|length| *length <= wanted.longest) {
             first_tokens(probe, wanted, length, &mut prompts, &mut measurement).await?;
         }
-        for sequences in SEQUENCES.into_iter().filter(|count| *count <= wanted.max_num_seqs) {
-            let gaps = gaps(probe, sequences, &mut prompts).await?;
-            measurement.entry(Point::Gap { sequences }).or_default().push(median(gaps));
+        for &(sequences, context) in &decoding {
+            let gaps = gaps(probe, sequences, context, wanted.seed).await?;
+            let point = Point::Gap { sequences, context };
+            measurement.entry(point).or_default().push(median(gaps));
         }
     }
     Ok(measurement)
@@ -104,11 +111,25 @@ async fn first_token(probe: &Probe, prompt: &[u32]) -> Result<(Point, f64), Stri
     Ok((Point::First { prompt_tokens, cached_tokens }, seconds))
 }
 
-/// The gaps of so many sequences that decode at the same time.
-async fn gaps(probe: &Probe, sequences: usize, prompts: &mut Prompts) -> Result<Vec<f64>, String> {
-    let asked: Vec<_> = (0..sequences)
-        .map(|_| {
-            let (probe, prompt) = (probe.clone(), prompts.next(DECODING_PROMPT));
+/// The gaps of so many sequences that decode at the same time. Their prompts are the same each time: what is cached begins
+/// to decode at once.
+async fn gaps(
+    probe: &Probe,
+    sequences: usize,
+    context: usize,
+    seed: u64,
+) -> Result<Vec<f64>, String> {
+    let prompts = (0..sequences).map(|number| ids((seed << 48) + number as u64, context));
+    let prompts: Vec<Vec<u32>> = prompts.collect();
+    if context > NO_CONTEXT {
+        for prompt in &prompts {
+            probe.ask(prompt, 1).await?;
+        }
+    }
+    let asked: Vec<_> = prompts
+        .into_iter()
+        .map(|prompt| {
+            let probe = probe.clone();
             tokio::spawn(async move { probe.ask(&prompt, GAPS).await })
         })
         .collect();

@@ -7,11 +7,14 @@ use super::fit::{Fit, Point};
 use super::probe::{Probe, ids};
 use super::record::Record;
 use crate::random::{LogNormal, Random};
+use crate::simulate::{FleetConfig, Policy};
 use crate::stats::Sample;
+use crate::trace::{self, Trace};
 use hashbrown::HashSet;
 use std::sync::Arc;
 use std::time::Duration;
 use tokio::time::{Instant, sleep_until};
+use warmpath::mock::engine::EngineConfig;
 
 /// Heads that sessions share.
 const HEADS: usize = 4;
@@ -90,7 +93,10 @@ pub fn work(plan: &[Session], record: &Record, fit: Fit) -> f64 {
             let (prompt_tokens, cached_tokens) =
                 (before * block_size, (before - fresh) * block_size);
             let first = Point::First { prompt_tokens, cached_tokens };
-            let gap = fit.seconds(Point::Gap { sequences: 4 }, tokens_per_step) / 4.0;
+            let gap = fit.seconds(
+                Point::Gap { sequences: 4, context: before * block_size },
+                tokens_per_step,
+            ) / 4.0;
             seconds += fit.seconds(first, tokens_per_step) - fit.overhead
                 + gap * f64::from(turn.answer_tokens);
         }
@@ -120,6 +126,51 @@ pub async fn live(
     let mut samples = Vec::new();
     for task in tasks {
         samples.extend(task.await.map_err(|error| error.to_string())??);
+    }
+    Ok(samples)
+}
+
+/// Plays them on a simulated engine with the record's parameters. What a request takes outside of the engine's steps is
+/// added to its times.
+///
+/// # Errors
+/// When a prompt does not fit the engine.
+pub fn simulated(plan: &[Session], record: &Record, fit: Fit) -> Result<Vec<Sample>, String> {
+    let block_tokens = u32::try_from(record.facts.block_size).map_err(|error| error.to_string())?;
+    let over = Duration::from_secs_f64(record.seconds);
+    let sessions = plan.iter().enumerate().map(|(number, session)| {
+        let mut kept = 0;
+        let turns = session.turns.iter().map(|turn| {
+            let keep = kept;
+            kept += turn.blocks.len();
+            trace::Turn {
+                think: turn.think,
+                keep,
+                blocks: turn.blocks.clone(),
+                prompt_tokens: kept as u32 * block_tokens,
+                answer_blocks: Vec::new(),
+                answer_tokens: turn.answer_tokens,
+                class: "mixed",
+            }
+        });
+        let (turns, arrival) = (turns.collect(), over.mul_f64(session.arrival));
+        trace::Session { name: number.to_string(), arrival, turns }
+    });
+    let trace = Trace { name: "mixed".to_owned(), block_tokens, sessions: sessions.collect() };
+    let mut engine = EngineConfig {
+        block_size: record.facts.block_size,
+        capacity_blocks: record.facts.capacity_blocks,
+        max_num_batched_tokens: record.tokens_per_step,
+        max_num_seqs: record.max_num_seqs,
+        ..EngineConfig::default()
+    };
+    fit.apply(&mut engine);
+    let fleet = FleetConfig::equal(1, engine, "{}")?;
+    let mut samples = fleet.play(&trace, Policy::RoundRobin, record.seed)?;
+    for sample in &mut samples {
+        let outside = Duration::from_secs_f64(fit.outside(sample.prompt_tokens));
+        sample.whole += outside;
+        sample.first_token = sample.first_token.map(|first| first + outside);
     }
     Ok(samples)
 }

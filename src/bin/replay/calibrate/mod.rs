@@ -9,7 +9,8 @@ mod mixed;
 mod probe;
 mod record;
 
-use crate::stats::Run;
+use crate::stats::{Quantiles, Run};
+use crate::table::align;
 use clap::Args;
 use fit::Fit;
 use measure::Measurement;
@@ -68,7 +69,9 @@ pub async fn run(args: &CalibrateArgs) -> Result<(), String> {
     };
     let fit = record.fit()?;
     print!("{}", parameters(&record, fit));
-    println!("{}", record.live.to_json());
+    let plan = mixed::plan(record.sessions, record.seed);
+    let simulated = Run::of("simulated", "mixed", &mixed::simulated(&plan, &record, fit)?);
+    print!("{}", compared(&record.live, &simulated));
     args.json.as_ref().map_or(Ok(()), |path| record.write(path, fit))
 }
 
@@ -100,6 +103,32 @@ async fn measured(args: &CalibrateArgs, url: &str) -> Result<Record, String> {
     let samples = mixed::live(&probe, plan, &record).await?;
     record.live = Run::of("live", "mixed", &samples);
     Ok(record)
+}
+
+/// The mixed workload's times on both engines, a row each.
+fn compared(live: &Run, simulated: &Run) -> String {
+    let heading =
+        ["", "p50 live", "simulated", "", "p90 live", "simulated", "", "p99 live", "simulated", ""];
+    let mut rows = vec![heading.map(str::to_owned).to_vec()];
+    let mut row = |name: &str, live: Quantiles, simulated: Quantiles| {
+        let mut cells = vec![name.to_owned()];
+        let pairs =
+            [(live.p50, simulated.p50), (live.p90, simulated.p90), (live.p99, simulated.p99)];
+        for (live, simulated) in pairs {
+            let off = (simulated / live - 1.0) * 100.0;
+            cells.extend([format!("{live:.1}"), format!("{simulated:.1}"), format!("{off:+.0} %")]);
+        }
+        rows.push(cells);
+    };
+    row("TTFT", live.first_token, simulated.first_token);
+    row("inter-token", live.gap, simulated.gap);
+    row("end to end", live.whole, simulated.whole);
+    let (live_hits, simulated_hits) = (live.hit_rate() * 100.0, simulated.hit_rate() * 100.0);
+    format!(
+        "\n{} requests, hit rate {live_hits:.1} % live and {simulated_hits:.1} % simulated, times in ms\n\n{}",
+        live.requests,
+        align(&rows)
+    )
 }
 
 /// The parameters, and below them every point with what the fit makes of it.

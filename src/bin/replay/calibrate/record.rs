@@ -69,7 +69,9 @@ impl Record {
                 Point::First { prompt_tokens, cached_tokens } => {
                     json!({ "prompt_tokens": prompt_tokens, "cached_tokens": cached_tokens, "first_token_ms": times })
                 }
-                Point::Gap { sequences } => json!({ "sequences": sequences, "gap_ms": times }),
+                Point::Gap { sequences, context } => {
+                    json!({ "sequences": sequences, "context": context, "gap_ms": times })
+                }
             }
         };
         json!({
@@ -118,7 +120,7 @@ fn point(value: &Value) -> Option<(Point, Vec<f64>)> {
         text.split(' ').map(|time| Some(time.parse::<f64>().ok()? / 1e3)).collect::<Option<_>>()
     };
     if let Some(sequences) = size("sequences") {
-        return Some((Point::Gap { sequences }, times("gap_ms")?));
+        return Some((Point::Gap { sequences, context: size("context")? }, times("gap_ms")?));
     }
     let (prompt_tokens, cached_tokens) = (size("prompt_tokens")?, size("cached_tokens")?);
     Some((Point::First { prompt_tokens, cached_tokens }, times("first_token_ms")?))
@@ -138,8 +140,11 @@ mod tests {
             seed: 3,
             sessions: 60,
             seconds: 30.5,
-            measurement: [(first, vec![0.01, 0.02]), (Point::Gap { sequences: 4 }, vec![0.5])]
-                .into(),
+            measurement: [
+                (first, vec![0.01, 0.02]),
+                (Point::Gap { sequences: 4, context: 96 }, vec![0.5]),
+            ]
+            .into(),
             live: Run::default(),
         };
         let json = record.to_json();

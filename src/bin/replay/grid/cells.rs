@@ -64,7 +64,8 @@ impl<'a> Column<'a> {
     pub fn all(results: &'a [Result]) -> Vec<Self> {
         let mut columns: Vec<Self> = Vec::new();
         for result in results {
-            let same = |column: &&mut Self| column.first().is_some_and(|first| is_beside(first, result));
+            let same =
+                |column: &&mut Self| column.first().is_some_and(|first| is_beside(first, result));
             match columns.iter_mut().find(same) {
                 Some(column) => column.cells.push(result),
                 None => columns.push(Self { cells: vec![result] }),
@@ -84,9 +85,8 @@ impl<'a> Column<'a> {
     /// The largest load at which a policy's p99 time to first token stays within the trace's target.
     pub fn load_within_target(&self, policy: &str) -> f64 {
         let target = self.first().map_or(0.0, |first| first.target);
-        let tail = |result: &&Result| {
-            Some((result.cell.load, result.of(policy)?.figures.first_token.p99))
-        };
+        let tail =
+            |result: &&Result| Some((result.cell.load, result.of(policy)?.figures.first_token.p99));
         load_within(target, &self.cells.iter().filter_map(tail).collect::<Vec<_>>())
     }
 
@@ -154,7 +154,11 @@ pub mod tests {
     #[test]
     fn whoever_keeps_to_the_target_longest_is_highest() {
         let even = [60.0, 80.0, 60.0];
-        check([even, [140.0, 90.0, 70.0], [200.0, 120.0, 110.0]], [0.4, 0.5 + 0.2 / 3.0, 0.65], Some(true));
+        check(
+            [even, [140.0, 90.0, 70.0], [200.0, 120.0, 110.0]],
+            [0.4, 0.5 + 0.2 / 3.0, 0.65],
+            Some(true),
+        );
         check([even, [140.0, 90.0, 140.0], [200.0, 90.0, 160.0]], [0.4, 0.7, 0.4], Some(false));
         check([even, even, even], [0.7; 3], Some(true));
         check([[101.0; 3]; 3], [0.0; 3], None);

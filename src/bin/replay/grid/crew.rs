@@ -73,7 +73,10 @@ mod tests {
         let said = Mutex::new(Vec::new());
         work(9, 2, |_| Ok(()), |number, done| said.lock().unwrap().push((number, done))).unwrap();
         let said = said.into_inner().unwrap();
-        assert_eq!(said.iter().map(|(_, done)| *done).collect::<Vec<_>>(), (1..=9).collect::<Vec<_>>());
+        assert_eq!(
+            said.iter().map(|(_, done)| *done).collect::<Vec<_>>(),
+            (1..=9).collect::<Vec<_>>()
+        );
         let mut pieces: Vec<usize> = said.into_iter().map(|(piece, _)| piece).collect();
         pieces.sort_unstable();
         assert_eq!(pieces, (0..9).collect::<Vec<_>>());

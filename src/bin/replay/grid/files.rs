@@ -28,7 +28,9 @@ pub fn csv(results: &[Result]) -> String {
 /// What was played, how, and what came of it.
 pub fn json(results: &[Result], setting: Value) -> Value {
     let summary = Summary::of(results);
-    let promises = summary.promises().map(|(promise, kept, count)| json!({ "promise": promise, "kept": kept, "count": count }));
+    let promises = summary
+        .promises()
+        .map(|(promise, kept, count)| json!({ "promise": promise, "kept": kept, "count": count }));
     json!({
         "setting": setting,
         "promises": promises,
@@ -75,7 +77,11 @@ fn verdict_json(verdict: &Verdict, load: f64) -> Value {
 
 fn column(column: &Column<'_>) -> Value {
     let loads = |kind| -> Map<String, Value> {
-        column.loads(kind).into_iter().map(|(policy, load)| (policy.to_owned(), rounded(load))).collect()
+        column
+            .loads(kind)
+            .into_iter()
+            .map(|(policy, load)| (policy.to_owned(), rounded(load)))
+            .collect()
     };
     let first = column.first();
     json!({

@@ -82,11 +82,15 @@ fn panel(svg: &mut String, column: &Column<'_>, policies: &[&'static str]) {
     for result in &column.cells {
         let (x, load) = (scale.x(result.cell.load), result.cell.load * 100.0);
         let y = HEIGHT - BOTTOM + 16.0;
-        let _ = writeln!(svg, "<text x=\"{x:.1}\" y=\"{y}\" text-anchor=\"middle\">{load:.0} %</text>");
+        let _ =
+            writeln!(svg, "<text x=\"{x:.1}\" y=\"{y}\" text-anchor=\"middle\">{load:.0} %</text>");
     }
     if scale.holds(first.target) {
         let (y, right) = (scale.y(first.target), WIDTH - RIGHT);
-        let _ = writeln!(svg, "<path d=\"M{LEFT} {y:.1} H{right}\" stroke=\"black\" stroke-dasharray=\"1 3\"/>");
+        let _ = writeln!(
+            svg,
+            "<path d=\"M{LEFT} {y:.1} H{right}\" stroke=\"black\" stroke-dasharray=\"1 3\"/>"
+        );
     }
     for (number, policy) in policies.iter().enumerate() {
         let points = column.cells.iter().filter_map(|result| {
@@ -95,7 +99,8 @@ fn panel(svg: &mut String, column: &Column<'_>, policies: &[&'static str]) {
         });
         let points: Vec<String> = points.collect();
         let cells: Vec<Result> = vec![(*first).clone()];
-        let _ = writeln!(svg, "<polyline points=\"{}\" {}/>", points.join(" "), stroke(&cells, number));
+        let _ =
+            writeln!(svg, "<polyline points=\"{}\" {}/>", points.join(" "), stroke(&cells, number));
     }
 }
 
@@ -110,7 +115,9 @@ fn stroke(results: &[Result], number: usize) -> String {
         Kind::Baseline if number < COLOURS.len() => (colour, 1.2, "none"),
         Kind::Baseline => (colour, 1.2, "6 3"),
     };
-    format!("fill=\"none\" stroke=\"{colour}\" stroke-width=\"{width}\" stroke-dasharray=\"{dashes}\"")
+    format!(
+        "fill=\"none\" stroke=\"{colour}\" stroke-width=\"{width}\" stroke-dasharray=\"{dashes}\""
+    )
 }
 
 /// Where loads and times lie in a panel.
@@ -157,7 +164,11 @@ impl Scale {
 }
 
 fn seconds(milliseconds: f64) -> String {
-    if milliseconds < 1000.0 { format!("{milliseconds} ms") } else { format!("{} s", milliseconds / 1e3) }
+    if milliseconds < 1000.0 {
+        format!("{milliseconds} ms")
+    } else {
+        format!("{} s", milliseconds / 1e3)
+    }
 }
 
 fn escaped(text: &str) -> String {

@@ -9,7 +9,13 @@ use std::fmt::Write as _;
 /// One cell: every policy's figures, and the verdict.
 pub fn cell(result: &Result) -> String {
     let heading = [
-        "policy", "hit rate", "computed", "TTFT p50/p90/p99", "inter-token p50/p90/p99", "e2e p50/p90/p99", "spread",
+        "policy",
+        "hit rate",
+        "computed",
+        "TTFT p50/p90/p99",
+        "inter-token p50/p90/p99",
+        "e2e p50/p90/p99",
+        "spread",
         "answers/s",
     ];
     let mut rows = vec![heading.map(str::to_owned).to_vec()];
@@ -25,7 +31,8 @@ pub fn cell(result: &Result) -> String {
         let (first, whole) = (tail(verdict.first_token), tail(verdict.whole));
         let _ = write!(text, "{word}: p99 TTFT {first}, p99 end to end {whole}");
         if let Some(below) = verdict.below_bound {
-            let _ = write!(text, ", hit rate {:.1} points below the lookahead bound", below * 100.0);
+            let _ =
+                write!(text, ", hit rate {:.1} points below the lookahead bound", below * 100.0);
         }
         text.push('\n');
     }
@@ -58,7 +65,11 @@ pub fn summary(results: &[Result]) -> String {
         let _ = writeln!(text, "{} {promise}: {count}", if kept { "KEPT  " } else { "MISSED" });
     }
     if summary.out_of_reach > 0 {
-        let _ = writeln!(text, "In {} columns nobody keeps to the target at any load.", summary.out_of_reach);
+        let _ = writeln!(
+            text,
+            "In {} columns nobody keeps to the target at any load.",
+            summary.out_of_reach
+        );
     }
     if !summary.misses.is_empty() {
         let _ = writeln!(text, "\nMisses:\n  {}", summary.misses.join("\n  "));
@@ -81,14 +92,34 @@ pub fn markdown(results: &[Result], tuned_on: &str) -> String {
     let kept = |kept| if kept { "yes" } else { "no" }.to_owned();
     let promises = summary.promises().map(|(promise, is, count)| vec![promise, kept(is), count]);
     table(&["promise", "kept", "count"], promises.to_vec());
-    table(&["trace", "cells won", "cells lost", "highest throughput at the target", "near the bound"], by_trace(results, tuned_on));
-    let loads: Vec<String> = columns.iter().map(|column| column.cells.as_slice()).max_by_key(|cells| cells.len()).unwrap_or_default().iter().map(|result| format!("load {:.0} %", result.cell.load * 100.0)).collect();
+    table(
+        &["trace", "cells won", "cells lost", "highest throughput at the target", "near the bound"],
+        by_trace(results, tuned_on),
+    );
+    let loads: Vec<String> = columns
+        .iter()
+        .map(|column| column.cells.as_slice())
+        .max_by_key(|cells| cells.len())
+        .unwrap_or_default()
+        .iter()
+        .map(|result| format!("load {:.0} %", result.cell.load * 100.0))
+        .collect();
     let head = ["trace", "replicas", "cache"];
     let heading: Vec<&str> = head.into_iter().chain(loads.iter().map(String::as_str)).collect();
     table(&heading, columns.iter().map(|column| tails(column, tuned_on)).collect());
-    let heading = ["trace", "replicas", "cache", "target", "Warmpath up to", "best baseline up to", "which"];
+    let heading =
+        ["trace", "replicas", "cache", "target", "Warmpath up to", "best baseline up to", "which"];
     table(&heading, columns.iter().map(|column| within(column, tuned_on)).collect());
-    let heading = ["trace", "replicas", "cache", "Warmpath", "lookahead bound", "infinite cache", "best baseline", "which"];
+    let heading = [
+        "trace",
+        "replicas",
+        "cache",
+        "Warmpath",
+        "lookahead bound",
+        "infinite cache",
+        "best baseline",
+        "which",
+    ];
     table(&heading, columns.iter().filter_map(|column| hits(column, tuned_on)).collect());
     for miss in &summary.misses {
         let _ = writeln!(text, "- {miss}");
@@ -109,7 +140,8 @@ fn by_trace(results: &[Result], tuned_on: &str) -> Vec<Vec<String>> {
         }
     }
     let row = |name: &&str| {
-        let of: Vec<Result> = results.iter().filter(|result| result.trace == *name).cloned().collect();
+        let of: Vec<Result> =
+            results.iter().filter(|result| result.trace == *name).cloned().collect();
         let summary = Summary::of(&of);
         vec![
             marked(name, tuned_on),
@@ -144,7 +176,9 @@ fn within(column: &Column<'_>, tuned_on: &str) -> Vec<String> {
     let mut row = place(column, tuned_on);
     let target = column.first().map_or(0.0, |first| first.target);
     let best = |kind| column.loads(kind).into_iter().rev().max_by(|a, b| a.1.total_cmp(&b.1));
-    let load = |best: Option<(&str, f64)>| best.map_or(String::new(), |(_, load)| format!("{:.0} %", load * 100.0));
+    let load = |best: Option<(&str, f64)>| {
+        best.map_or(String::new(), |(_, load)| format!("{:.0} %", load * 100.0))
+    };
     let baseline = best(Kind::Baseline);
     row.push(format!("{target:.0} ms"));
     row.push(load(best(Kind::Ours)));
@@ -161,7 +195,8 @@ fn hits(column: &Column<'_>, tuned_on: &str) -> Option<Vec<String>> {
         of_kind.max_by(|a, b| a.figures.hit_rate().total_cmp(&b.figures.hit_rate()))
     };
     let rate = |kind| {
-        best(kind).map_or(String::new(), |played| format!("{:.1} %", played.figures.hit_rate() * 100.0))
+        best(kind)
+            .map_or(String::new(), |played| format!("{:.1} %", played.figures.hit_rate() * 100.0))
     };
     let mut row = place(column, tuned_on);
     row.extend([Kind::Ours, Kind::Lookahead, Kind::Bound, Kind::Baseline].map(rate));
@@ -176,14 +211,17 @@ mod tests {
 
     fn results() -> Vec<Result> {
         let cells = cells::all(1, &[8, 64], &[0.3], &[0.3, 0.5]);
-        let tails = [[60.0, 70.0, 61.0], [80.0, 90.0, 95.0], [150.0, 120.0, 125.0], [1.0, 1.0, 1.0]];
+        let tails =
+            [[60.0, 70.0, 61.0], [80.0, 90.0, 95.0], [150.0, 120.0, 125.0], [1.0, 1.0, 1.0]];
         cells.into_iter().zip(tails).map(|(cell, tails)| result(cell, tails)).collect()
     }
 
     #[test]
     fn a_cells_table_ends_with_its_verdict() {
         let texts: Vec<String> = results().iter().map(cell).collect();
-        assert!(texts[0].ends_with("won: p99 TTFT +1.7 % against a, p99 end to end +1.7 % against a\n"));
+        assert!(
+            texts[0].ends_with("won: p99 TTFT +1.7 % against a, p99 end to end +1.7 % against a\n")
+        );
         assert!(texts[1].contains("\nLOST: p99 TTFT +18.8 % against a"));
         assert!(texts[2].contains("\nmissed: p99 TTFT +4.2 % against b"));
     }
@@ -198,7 +236,10 @@ mod tests {
                 assert_eq!(bars(line), width, "{line}");
             }
         }
-        assert!(text.contains("| t (tuned on) | 8 | 0.3 | +2 %, +2 % | **+19 %, +19 %** |"), "{text}");
+        assert!(
+            text.contains("| t (tuned on) | 8 | 0.3 | +2 %, +2 % | **+19 %, +19 %** |"),
+            "{text}"
+        );
         assert!(text.contains("\n- t, 8 replicas, cache 0.3, load 50 %: p99 TTFT 95 ms"));
     }
 

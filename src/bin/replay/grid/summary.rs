@@ -105,14 +105,16 @@ impl Summary {
             self.near_bound.add(is_near);
             if !is_near {
                 let below = verdict.below_bound.unwrap_or_default() * 100.0;
-                self.misses.push(format!("{}: hit rate {below:.1} points below the bound", result.name()));
+                self.misses
+                    .push(format!("{}: hit rate {below:.1} points below the bound", result.name()));
             }
         }
     }
 
     fn add_column(&mut self, column: &Column<'_>) {
         let Some(is_highest) = column.is_highest() else {
-            self.out_of_reach += usize::from(column.first().is_some_and(|first| first.verdict().is_some()));
+            self.out_of_reach +=
+                usize::from(column.first().is_some_and(|first| first.verdict().is_some()));
             return;
         };
         self.highest.add(is_highest);

@@ -13,13 +13,14 @@ use crate::table;
 use crate::trace::Trace;
 use crate::workload::{Plan, Workload};
 use clap::Args;
-use fleet::FleetConfig;
-use policy::Policy;
 use std::path::PathBuf;
 use std::time::Duration;
 use warmpath::config::Config;
 use warmpath::mock::engine::EngineConfig;
 use warmpath::route::RouteConfig;
+
+pub use fleet::FleetConfig;
+pub use policy::Policy;
 
 /// What to simulate. The fleet's defaults are those of `scripts/demo.sh`.
 #[derive(Args)]
@@ -139,6 +140,25 @@ impl SimulateArgs {
             gateways: self.gateways,
             threads: self.threads,
             usage: !self.no_usage,
+        })
+    }
+}
+
+impl FleetConfig {
+    /// Equal replicas behind one gateway, whose Warmpath has its defaults but for what `cost` changes.
+    ///
+    /// # Errors
+    /// When `cost` or the engine's speed is none that Warmpath can be told.
+    pub fn equal(replicas: usize, engine: EngineConfig, cost: &str) -> Result<Self, String> {
+        Ok(Self {
+            replicas,
+            route: route_config(&engine, cost)?,
+            engine,
+            speeds: Vec::new(),
+            report_interval: Duration::from_millis(500),
+            gateways: 1,
+            threads: 1,
+            usage: true,
         })
     }
 }

@@ -1,0 +1,9 @@
+//! placeholder
+mod cells;
+mod crew;
+mod figures;
+mod files;
+mod plot;
+mod report;
+mod summary;
+mod verdict;
