@@ -14,7 +14,8 @@
 //!    replica and a reason.
 //! 5. [`feedback`] reads the response in passing: what it proves goes back into the index, and what it contradicts
 //!    to [`drift`], which says whose prompts are trusted.
-//! 6. [`share`] is how the VMs of one Envoy come to see the same, and [`metrics`] what they count.
+//! 6. [`share`] is how the VMs of one Envoy come to see the same, and [`metrics`] what they count, by the
+//!    [`classes`] of requests.
 //! 7. `shell`, in wasm only, does the host calls; [`loaded`] is what its configurations share.
 //!
 //! None of it but the shell has a clock, chance, I/O or globals. `mock` (feature `demo`) is a
@@ -26,6 +27,7 @@
 
 pub mod budget;
 pub mod charge;
+pub mod classes;
 pub mod config;
 pub mod drift;
 pub mod feedback;

@@ -192,8 +192,8 @@ pub const REQUESTS: Metric = Metric::counter(
 /// Blind share per API.
 pub const PROMPTS: Metric = Metric::counter(
     "warmpath_prompts_total",
-    &["api", "prompt"],
-    "Requests by their API, and whether their prompt's tokens were known when they were routed: known, unknown, or none where the API computes no prompt; other is a POST of JSON to a path that is no API here",
+    &["api", "prompt", "class"],
+    "Requests by their API, their class, and whether their prompt's tokens were known when they were routed: known, unknown, or none where the API computes no prompt; other is a POST of JSON to a path that is no API here",
 );
 /// Prompts of batches.
 pub const MORE_PROMPTS: Metric = Metric::counter(
@@ -204,13 +204,13 @@ pub const MORE_PROMPTS: Metric = Metric::counter(
 /// Own count of prompt tokens.
 pub const PROMPT_TOKENS: Metric = Metric::counter(
     "warmpath_prompt_tokens_total",
-    &["model"],
+    &["model", "class"],
     "Tokens of prompts that were tokenized here",
 );
 /// Predicted hits.
 pub const PREDICTED_CACHED_TOKENS: Metric = Metric::counter(
     "warmpath_predicted_cached_tokens_total",
-    &["model"],
+    &["model", "class"],
     "Of those, tokens predicted to come from the chosen replica's cache",
 );
 /// Prompts that end early for us.
@@ -234,13 +234,13 @@ pub const FAILED_RESPONSES: Metric = Metric::counter(
 /// The engine's count of prompt tokens.
 pub const REPORTED_PROMPT_TOKENS: Metric = Metric::counter(
     "warmpath_reported_prompt_tokens_total",
-    &["model"],
+    &["model", "class"],
     "Prompt tokens by the replicas' own account, where the response also told cached tokens",
 );
 /// The engine's count of hits.
 pub const REPORTED_CACHED_TOKENS: Metric = Metric::counter(
     "warmpath_reported_cached_tokens_total",
-    &["model"],
+    &["model", "class"],
     "Cached tokens by the replicas' own account",
 );
 /// Drift of the tokenizer or template.
@@ -298,10 +298,12 @@ pub const SUSPENSIONS: Metric = Metric::counter(
     "Suspensions of a replica for its failures, a failed probe's included",
 );
 /// Time to first token.
-pub const TTFT: Metric = Metric::histogram(
-    "warmpath_time_to_first_token_ms",
-    "Milliseconds from the routing decision to the first content event of a streamed answer",
-);
+pub const TTFT: Metric = Metric {
+    name: "warmpath_time_to_first_token_ms",
+    kind: Kind::Histogram,
+    labels: &["class"],
+    help: "Milliseconds from the routing decision to the first content event of a streamed answer",
+};
 /// Cost of a decision.
 pub const DECISION: Metric = Metric::histogram(
     "warmpath_decision_us",

@@ -7,6 +7,7 @@
 mod fields;
 mod models;
 
+use crate::classes::ClassConfig;
 use crate::drift::{DriftConfig, Window};
 use crate::replicas::strikes::PassiveHealth;
 use crate::route::RouteConfig;
@@ -51,6 +52,8 @@ pub struct Config {
     pub engine_utc_offset_s: i64,
     /// The request header whose value sets tenants' routing keys apart.
     pub tenant_header: Option<String>,
+    /// What requests are told apart by in metrics.
+    pub classes: ClassConfig,
     /// Who may see why a replica was chosen.
     pub explain: Option<ExplainConfig>,
     fingerprint: u64,
@@ -128,6 +131,9 @@ impl fmt::Display for ConfigError {
     }
 }
 
+/// Each has some ten series per model and VM, of which there are not more than 16,384 in all.
+const MAX_CLASS_NAMES: usize = 256;
+
 /// Every option: path, default as JSON (empty: required; `-`: absent), and unit. The README's
 /// table is checked against this one.
 pub const OPTIONS: &[(&str, &str, &str)] = &[
@@ -174,6 +180,9 @@ pub const OPTIONS: &[(&str, &str, &str)] = &[
     ("default_capacity_blocks", "8192", "blocks"),
     ("engine_utc_offset_minutes", "0", "minutes"),
     ("tenant_header", "-", "header name"),
+    ("class_header", "-", "header name"),
+    ("class_names", "[]", "list of text"),
+    ("max_classes", "16", "names"),
     ("tie_ms", "5", "ms"),
     ("tie_share", "0.05", "share"),
     ("cost.prefill_tokens_per_s", "8000", "tokens/s"),
@@ -244,6 +253,7 @@ impl Config {
             engine_utc_offset_s: 60
                 * root.signed("engine_utc_offset_minutes", 0, -24 * 60, 24 * 60)?,
             tenant_header: root.optional_header("tenant_header")?,
+            classes: classes(&mut root)?,
             explain,
         };
         root.finish()?;
@@ -426,6 +436,21 @@ fn drift(fields: &mut Fields<'_>) -> Result<DriftConfig, ConfigError> {
     Ok(config)
 }
 
+fn classes(fields: &mut Fields<'_>) -> Result<ClassConfig, ConfigError> {
+    let header = fields.optional_header("class_header")?;
+    let names = fields.texts("class_names")?.unwrap_or_default();
+    let max_names = fields.integer("max_classes", 16, 0, 256)? as usize;
+    if header.is_none() && !names.is_empty() {
+        let problem = "of no use without class_header".to_owned();
+        return Err(error(&fields.path_of("class_names"), problem));
+    }
+    if names.len() > MAX_CLASS_NAMES {
+        let problem = format!("expected at most {MAX_CLASS_NAMES} names");
+        return Err(error(&fields.path_of("class_names"), problem));
+    }
+    Ok(ClassConfig { header, names, max_names })
+}
+
 fn explain(fields: &mut Fields<'_>) -> Result<ExplainConfig, ConfigError> {
     let request_header = fields.header("request_header")?;
     let config = ExplainConfig { request_header, secret: fields.secret("secret")? };
@@ -525,6 +550,14 @@ mod tests {
         check_error(
             &with(r#","tenant_header":"a:b""#),
             "tenant_header: expected a header name, found \"a:b\"",
+        );
+        check_error(
+            &with(r#","class_names":["rag"]"#),
+            "class_names: of no use without class_header",
+        );
+        check_error(
+            &with(r#","max_classes":257"#),
+            "max_classes: expected a whole number from 0 to 256, found 257",
         );
         check_error(
             &with(r#","explain":{"request_header":"a b","secret":"s"}"#),

@@ -15,6 +15,17 @@ use std::hash::Hash;
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash, PartialOrd, Ord)]
 pub struct BlockId(u32);
 
+/// What became of a key, as an engine's KV events tell it.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum Change<K> {
+    /// It can be hit.
+    Stored(K),
+    /// It no longer can: its last copy was given up.
+    Evicted(K),
+    /// Nothing can.
+    Cleared,
+}
+
 /// The pool.
 #[derive(Debug, Clone)]
 pub struct BlockCache<K> {
@@ -25,6 +36,8 @@ pub struct BlockCache<K> {
     cached: usize,
     next_stamp: u64,
     evicted: u64,
+    /// What nobody has been told yet; none while nobody listens.
+    changes: Option<Vec<Change<K>>>,
 }
 
 #[derive(Debug, Clone)]
@@ -44,6 +57,7 @@ impl<K: Copy + Eq + Hash> BlockCache<K> {
             cached: 0,
             next_stamp: 0,
             evicted: 0,
+            changes: None,
         };
         for id in 0..capacity {
             cache.put_idle(BlockId(id));
@@ -74,6 +88,17 @@ impl<K: Copy + Eq + Hash> BlockCache<K> {
     /// Cached blocks given up for room so far.
     pub fn evicted(&self) -> u64 {
         self.evicted
+    }
+
+    /// Changes are kept from now on. The first says that there is nothing yet, so that who listens forgets whatever an
+    /// engine before this one had.
+    pub fn listen(&mut self) {
+        self.changes = Some(vec![Change::Cleared]);
+    }
+
+    /// The changes since the last call.
+    pub fn changes(&mut self) -> Vec<Change<K>> {
+        self.changes.as_mut().map(std::mem::take).unwrap_or_default()
     }
 
     /// The longest run of `keys`, from the first, that is cached. Changes nothing.
@@ -122,7 +147,11 @@ impl<K: Copy + Eq + Hash> BlockCache<K> {
         if slot.key.is_none() {
             slot.key = Some(key);
             self.cached += 1;
-            self.stored.entry(key).or_default().push(id);
+            let copies = self.stored.entry(key).or_default();
+            copies.push(id);
+            if copies.len() == 1 {
+                self.tell(Change::Stored(key));
+            }
         }
     }
 
@@ -145,7 +174,14 @@ impl<K: Copy + Eq + Hash> BlockCache<K> {
         self.stored.clear();
         self.cached = 0;
         self.slots.iter_mut().for_each(|slot| slot.key = None);
+        self.tell(Change::Cleared);
         true
+    }
+
+    fn tell(&mut self, change: Change<K>) {
+        if let Some(changes) = &mut self.changes {
+            changes.push(change);
+        }
     }
 
     fn slot(&self, id: BlockId) -> Option<&Slot<K>> {
@@ -170,6 +206,7 @@ impl<K: Copy + Eq + Hash> BlockCache<K> {
             copies.retain(|copy| *copy != id);
             if copies.is_empty() {
                 self.stored.remove(&key);
+                self.tell(Change::Evicted(key));
             }
         }
         true
@@ -246,6 +283,7 @@ mod tests {
     fn clearing_waits_for_running_sequences() {
         let mut cache = BlockCache::new(2);
         let held = fill(&mut cache, 0..1);
+        cache.listen();
         assert!(!cache.clear());
         cache.release(&held);
         assert!(cache.clear());
@@ -328,6 +366,8 @@ mod tests {
             let mut chance = Chance::new(seed);
             let capacity = 4 + chance.below(28) as u32;
             let (mut cache, mut naive) = (BlockCache::new(capacity), Naive::new(capacity));
+            cache.listen();
+            let mut told: Vec<Digest> = Vec::new();
             let mut sequences: Vec<Vec<BlockId>> = Vec::new();
             for step in 0..600 {
                 let prefix: Vec<Digest> =
@@ -360,6 +400,19 @@ mod tests {
                         sequences.push(blocks);
                     }
                 }
+                for change in cache.changes() {
+                    match change {
+                        Change::Stored(digest) => told.push(digest),
+                        Change::Evicted(digest) => told.retain(|one| *one != digest),
+                        Change::Cleared => told.clear(),
+                    }
+                }
+                let stored = naive.stored_order.iter().map(|id| naive.digests[*id as usize]);
+                let mut stored: Vec<Digest> = stored.flatten().collect();
+                stored.sort_unstable();
+                stored.dedup();
+                told.sort_unstable();
+                assert_eq!(told, stored, "seed {seed} step {step}");
                 let idle: Vec<u32> = cache.idle.values().map(|id| id.0).collect();
                 assert_eq!(idle, naive.idle, "seed {seed} step {step}");
                 assert_eq!(cache.cached(), naive.stored_order.len(), "seed {seed} step {step}");

@@ -4,7 +4,7 @@
 //! replica on vLLM's digests and a simulated fleet on the block ids of a trace. It has no clock, no thread and no I/O,
 //! and it knows no tokens, only how many there are.
 
-use super::cache::{BlockCache, BlockId};
+use super::cache::{BlockCache, BlockId, Change};
 use super::engine::EngineConfig;
 use std::collections::VecDeque;
 use std::hash::Hash;
@@ -223,6 +223,16 @@ impl<K: Copy + Eq + Hash> Scheduler<K> {
     /// Forgets the cache; refused while requests run.
     pub fn reset_prefix_cache(&mut self) -> bool {
         self.cache.clear()
+    }
+
+    /// Changes to what can be hit are kept from now on.
+    pub fn listen(&mut self) {
+        self.cache.listen();
+    }
+
+    /// The changes since the last call.
+    pub fn changes(&mut self) -> Vec<Change<K>> {
+        self.cache.changes()
     }
 
     /// True when a step would do nothing.

@@ -97,11 +97,11 @@ impl Stream {
             return Err((None, Reason::NotInference));
         }
         let Some(api) = api else {
-            meters::add(&metrics::PROMPTS, &["other", "unknown"], 1);
+            meters::add(&metrics::PROMPTS, &["other", "unknown", "unknown"], 1);
             return Err((None, Reason::NotInference));
         };
         if !api.computes_prompt() {
-            meters::add(&metrics::PROMPTS, &[api.as_str(), "none"], 1);
+            meters::add(&metrics::PROMPTS, &[api.as_str(), "none", "none"], 1);
             return Err((None, Reason::NoPrefill));
         }
         let cluster = host::property(&["xds", "cluster_name"]);

@@ -5,6 +5,7 @@
 //! on. Decisions, formats and protocols are the core's; nothing here weighs or encodes anything.
 
 mod calls;
+mod classes;
 mod fleet;
 mod gauges;
 mod host;

@@ -6,8 +6,9 @@
 
 use super::root::Shared;
 use super::routed::{Held, Routed};
-use super::{host, meters};
+use super::{classes, host, meters};
 use crate::budget::{Account, OverBudget, Rates, Step};
+use crate::classes::Class;
 use crate::drift::Shape;
 use crate::identity::{Identity, Tenant};
 use crate::memo::{Chained, Chaining, Memo};
@@ -41,6 +42,7 @@ pub struct Turn {
     api: Api,
     cluster: String,
     body_bytes: usize,
+    class: Class,
     /// When its body was complete.
     began: Moment,
     /// When its turn came: the wait and the reading have the same bound, each its own. With one for both, a queue that
@@ -151,6 +153,7 @@ impl Turn {
             api,
             cluster,
             body_bytes,
+            class: Class::Unknown,
             began,
             turn_began: began,
             account: Account::default(),
@@ -240,6 +243,7 @@ impl Turn {
     fn parse(&mut self, shared: &mut Shared<'_>) -> Result<Stage, Reason> {
         let body = host::request_body(self.body_bytes).ok_or(Reason::HostError)?;
         let mut prompt = request::parse(self.api, &body).map_err(|error| Reason::from(&error))?;
+        self.class = Class::of(self.api, &prompt);
         let table = shared.fleet.link.table();
         let named = Identity::of(shared.config, table, &self.cluster, prompt.model.as_deref());
         let identity = named.ok_or(Reason::UnknownModel)?;
@@ -294,12 +298,13 @@ impl Turn {
         let Stage::Read(known) = std::mem::replace(&mut self.stage, Stage::Waiting) else { return };
         let Self { api, body_bytes, began, .. } = *self;
         let prompt = if known.is_ok() { "known" } else { "unknown" };
-        meters::add(&metrics::PROMPTS, &[api.as_str(), prompt], 1);
+        let class = classes::label(&shared.config.classes, self.class);
+        meters::add(&metrics::PROMPTS, &[api.as_str(), prompt, class.as_str()], 1);
         let more = known.as_ref().map_or(0, |known| known.prompt.more_prompts);
         if more > 0 {
             meters::add(&metrics::MORE_PROMPTS, &[api.as_str()], more as u64);
         }
-        let held = Held { cluster: &self.cluster, known, body_bytes, began };
+        let held = Held { cluster: &self.cluster, known, body_bytes, class, began };
         let outcome = Routed::new(shared, held);
         meters::record_us(&metrics::DECISION, &[], host::now().since(began));
         let reason = match &outcome {

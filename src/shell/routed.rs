@@ -9,6 +9,7 @@ use super::oracle::Question as Asking;
 use super::reading::{Known, until};
 use super::root::Shared;
 use super::{ROUTING_HEADER, host, meters};
+use crate::classes::Label;
 use crate::config::ModelConfig;
 use crate::drift::evidence::At;
 use crate::drift::ids::first_difference;
@@ -37,6 +38,8 @@ pub struct Held<'a> {
     pub known: Result<Box<Known>, Reason>,
     /// The body's size as far as it is known.
     pub body_bytes: usize,
+    /// What it is counted as.
+    pub class: Label,
     /// When the body was complete.
     pub began: Moment,
 }
@@ -46,6 +49,7 @@ pub struct Routed {
     replica: ReplicaId,
     address: String,
     decision: Decision,
+    class: Label,
     /// Where the prompt's tokens are known.
     prompt: Option<PromptFacts>,
     began: Moment,
@@ -101,7 +105,7 @@ impl Routed {
             let sampled = sampled(shared, held.cluster, &known, body_bytes, now);
             PromptFacts {
                 is_proven: proven,
-                ..PromptFacts::counted(shared, *known, &decision, sampled)
+                ..PromptFacts::counted(shared, *known, &decision, &held.class, sampled)
             }
         });
         let kept = match &mut prompt {
@@ -112,6 +116,7 @@ impl Routed {
             replica,
             address,
             decision,
+            class: held.class,
             prompt,
             began: held.began,
             sent: now,
@@ -218,7 +223,7 @@ impl Routed {
         // Of an answer that comes whole the end comes at once and tells this, too; should it not, the next tick does.
         if streamed {
             let now = host::now();
-            meters::record_ms(&metrics::TTFT, &[], now.since(self.began));
+            meters::record_ms(&metrics::TTFT, &[self.class.as_str()], now.since(self.began));
             shared.fleet.link.publish(now);
         }
     }
@@ -360,8 +365,9 @@ impl Routed {
         let result = if is_equal { "equal" } else { "differs" };
         meters::add(&metrics::PROMPT_COUNT, &[model, result], 1);
         let cached = usage.cached_tokens?;
-        meters::add(&metrics::REPORTED_PROMPT_TOKENS, &[model], usage.prompt_tokens.into());
-        meters::add(&metrics::REPORTED_CACHED_TOKENS, &[model], cached.into());
+        let labels = [model, self.class.as_str()];
+        meters::add(&metrics::REPORTED_PROMPT_TOKENS, &labels, usage.prompt_tokens.into());
+        meters::add(&metrics::REPORTED_CACHED_TOKENS, &labels, cached.into());
         // What is not matched is not predicted.
         if self.served_elsewhere || self.decision.reason == Reason::PromptDistrusted {
             return None;
@@ -386,13 +392,15 @@ impl PromptFacts {
         shared: &Shared<'_>,
         known: Known,
         decision: &Decision,
+        class: &Label,
         sample_body: Option<Vec<u8>>,
     ) -> Self {
         let model_name =
             shared.config.model_names(known.identity.index()).first().cloned().unwrap_or_default();
         let cached = decision.chosen().map_or(0, |chosen| chosen.overlap_tokens);
-        meters::add(&metrics::PROMPT_TOKENS, &[&model_name], known.chained.tokens as u64);
-        meters::add(&metrics::PREDICTED_CACHED_TOKENS, &[&model_name], cached.into());
+        let labels = [model_name.as_str(), class.as_str()];
+        meters::add(&metrics::PROMPT_TOKENS, &labels, known.chained.tokens as u64);
+        meters::add(&metrics::PREDICTED_CACHED_TOKENS, &labels, cached.into());
         if let Some(unread) = known.chained.unread {
             meters::add(&metrics::PARTIAL_PROMPTS, &[unread.cause.as_str()], 1);
         }

@@ -73,6 +73,8 @@ struct Simulation<'a> {
     engines: Vec<Scheduler<u64>>,
     /// The step that each engine is in.
     steps: Vec<Option<StepReport>>,
+    has_events: bool,
+    report_interval: Duration,
     /// By gateway and replica.
     in_flight: Vec<Vec<usize>>,
     serving: Vec<bool>,
@@ -104,6 +106,10 @@ impl FleetConfig {
             threads: Random::new(seed, THREADS),
             engines: (0..self.replicas).map(|n| Scheduler::new(self.engine(n))).collect(),
             steps: vec![None; self.replicas],
+            has_events: policy.has_events(),
+            report_interval: policy
+                .report_interval()
+                .map_or(self.report_interval, |own| own.min(self.report_interval)),
             in_flight: vec![vec![0; self.replicas]; gateways],
             serving: vec![true; self.replicas],
             prompts: vec![Vec::new(); trace.sessions.len()],
@@ -130,6 +136,9 @@ impl FleetConfig {
 
 impl Simulation<'_> {
     fn run(&mut self) -> Result<(), String> {
+        if self.has_events {
+            self.engines.iter_mut().for_each(Scheduler::listen);
+        }
         for (session, planned) in self.trace.sessions.iter().enumerate() {
             self.at(planned.arrival, Event::Ask { session, turn: 0 });
         }
@@ -166,7 +175,7 @@ impl Simulation<'_> {
                 router.report(replica, &report, now);
             }
         }
-        self.at(now + self.fleet.report_interval, Event::Report);
+        self.at(now + self.report_interval, Event::Report);
     }
 
     fn ask(&mut self, session: usize, turn: usize, now: Duration) -> Result<(), String> {
@@ -244,6 +253,12 @@ impl Simulation<'_> {
         for admitted in &report.admitted {
             if let Some(flight) = self.flights.get_mut(admitted.id.0 as usize) {
                 flight.sample.cached_tokens = admitted.cached_tokens as u64;
+            }
+        }
+        let changes = self.engines.get_mut(replica).map(Scheduler::changes).unwrap_or_default();
+        if !changes.is_empty() {
+            for router in &mut self.routers {
+                router.cached(replica, &changes, report.ended);
             }
         }
         for produced in &report.produced {

@@ -8,6 +8,7 @@ use crate::random::Random;
 use crate::trace::Trace;
 use clap::ValueEnum;
 use std::time::Duration;
+use warmpath::mock::cache;
 use warmpath::mock::scheduler::RequestId;
 use xxhash_rust::xxh3::xxh3_64;
 
@@ -56,6 +57,16 @@ impl Policy {
         self == Self::Warmpath
     }
 
+    /// Whether replicas tell it what becomes of their blocks.
+    pub fn has_events(self) -> bool {
+        false
+    }
+
+    /// The time between reports that its own kind asks for, where that is not the fleet's.
+    pub fn report_interval(self) -> Option<Duration> {
+        None
+    }
+
     /// A router of this policy.
     pub fn router<'a>(self, setting: &Setting<'a>) -> Box<dyn Router + 'a> {
         match self {
@@ -79,6 +90,9 @@ pub struct Setting<'a> {
     pub seed: u64,
 }
 
+/// What became of a block.
+pub type Change = cache::Change<u64>;
+
 /// A router at work: one per worker thread, or one per gateway where its threads share what they know.
 pub trait Router {
     /// The replica that gets a request.
@@ -100,6 +114,9 @@ pub trait Router {
 
     /// A replica's report.
     fn report(&mut self, _replica: usize, _report: &ReplicaReport, _now: Duration) {}
+
+    /// What became of a replica's blocks in a step that has ended, in order; for policies that have KV events.
+    fn cached(&mut self, _replica: usize, _changes: &[Change], _now: Duration) {}
 }
 
 /// A request that must be placed.
