@@ -40,8 +40,12 @@ enum Action {
     Live(LiveArgs),
     /// Play a workload against a fleet in virtual time, under any policy.
     Simulate(simulate::SimulateArgs),
+    /// Play traces under every policy on fleets of several sizes, caches and loads, and say who wins where.
+    Grid(grid::GridArgs),
     /// Measure a live engine, fit the simulated one to it, and play one workload on both.
     Calibrate(calibrate::CalibrateArgs),
+    /// Say what a trace is like, and how it is made to fit a fleet.
+    Trace(trace::TraceArgs),
     /// Print the table of a file of records.
     Table {
         /// What `live --json` wrote.
@@ -110,7 +114,9 @@ async fn main() -> ExitCode {
     let outcome = match Command::parse().action {
         Action::Live(args) => live(args).await,
         Action::Simulate(args) => simulate::run(&args),
+        Action::Grid(args) => grid::run(&args),
         Action::Calibrate(args) => calibrate::run(&args).await,
+        Action::Trace(args) => trace::run(&args),
         Action::Table { file } => table::read(&file).map(|runs| print!("{}", table::render(&runs))),
         Action::Ready { urls, within, containing } => {
             live::ready(&urls, Duration::from_secs_f64(within), containing.as_deref()).await

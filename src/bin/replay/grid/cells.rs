@@ -26,6 +26,12 @@ pub struct Result {
     pub played: Vec<Played>,
     /// The p99 time to first token that is asked of this trace, in milliseconds.
     pub target: f64,
+    /// The hit rate of one infinite cache for the fleet.
+    pub ceiling: f64,
+    /// The hit rate of the lookahead bound, where there is one.
+    pub lookahead: Option<f64>,
+    /// Whether the cache is larger than asked for, so that the longest request fits.
+    pub is_raised: bool,
 }
 
 /// Cells that differ in nothing but their load, in ascending order of it.
@@ -50,7 +56,7 @@ pub fn all(traces: usize, replicas: &[usize], caches: &[f64], loads: &[f64]) -> 
 impl Result {
     /// Who won.
     pub fn verdict(&self) -> Option<Verdict> {
-        Verdict::of(&self.played)
+        Verdict::of(&self.played, self.lookahead)
     }
 
     /// One policy's figures.
@@ -131,7 +137,15 @@ pub mod tests {
             };
             Played { policy, kind, figures }
         });
-        Result { cell, trace: "t".to_owned(), played: played.collect(), target: 100.0 }
+        Result {
+            cell,
+            trace: "t".to_owned(),
+            played: played.collect(),
+            target: 100.0,
+            ceiling: 0.7,
+            lookahead: Some(0.62),
+            is_raised: false,
+        }
     }
 
     fn column(tails: &[[f64; 3]]) -> Vec<Result> {

@@ -78,7 +78,7 @@ impl Seed {
 
 impl Figures {
     /// Of all seeds.
-    pub fn of(seeds: &[Seed]) -> Self {
+    pub fn of(seeds: &[&Seed]) -> Self {
         let sum = |part: fn(&Seed) -> u64| seeds.iter().map(part).sum::<u64>();
         let pooled = |part: fn(&Seed) -> &[Duration]| {
             Quantiles::of(seeds.iter().flat_map(|seed| part(seed).iter().copied()).collect())
@@ -190,7 +190,7 @@ mod tests {
         let failed = Sample { error: Some("503".to_owned()), ..sample("a", 900, 0, 5) };
         let one = Seed::of(&[sample("a", 100, 50, 40), sample("b", 100, 0, 60), failed], 2);
         let two = Seed::of(&[sample("a", 200, 200, 90)], 2);
-        let figures = Figures::of(&[one, two]);
+        let figures = Figures::of(&[&one, &two]);
         assert_eq!((figures.requests, figures.errors), (4, 1));
         assert_eq!((figures.prompt_tokens, figures.computed_tokens), (400, 150));
         assert!((figures.hit_rate() - 0.625).abs() < 1e-12);
@@ -203,7 +203,7 @@ mod tests {
     fn check_spread(computed: &[(&str, u64)], replicas: usize, expected: f64) {
         let samples: Vec<Sample> =
             computed.iter().map(|(replica, tokens)| sample(replica, *tokens, 0, 1)).collect();
-        let spread = Figures::of(&[Seed::of(&samples, replicas)]).spread;
+        let spread = Figures::of(&[&Seed::of(&samples, replicas)]).spread;
         assert!((spread - expected).abs() < 1e-12, "{spread}");
     }
 

@@ -56,7 +56,10 @@ fn cell(result: &Result) -> Value {
         "replicas": result.cell.replicas,
         "cache": result.cell.cache,
         "load": result.cell.load,
+        "cache_is_raised": result.is_raised,
         "target_ttft_p99_ms": result.target,
+        "hit_rate_of_infinite_cache": rounded(result.ceiling),
+        "hit_rate_of_lookahead": result.lookahead.map(rounded),
         "verdict": result.verdict().map(|verdict| verdict_json(&verdict, result.cell.load)),
         "policies": policies,
     })
@@ -103,7 +106,7 @@ impl Kind {
         match self {
             Self::Ours => "ours",
             Self::Baseline => "baseline",
-            Self::Lookahead | Self::Bound => "bound",
+            Self::Bound => "bound",
         }
     }
 }

@@ -199,7 +199,10 @@ fn hits(column: &Column<'_>, tuned_on: &str) -> Option<Vec<String>> {
             .map_or(String::new(), |played| format!("{:.1} %", played.figures.hit_rate() * 100.0))
     };
     let mut row = place(column, tuned_on);
-    row.extend([Kind::Ours, Kind::Lookahead, Kind::Bound, Kind::Baseline].map(rate));
+    let percent = |rate: f64| format!("{:.1} %", rate * 100.0);
+    row.push(rate(Kind::Ours));
+    row.push(first.lookahead.map_or(String::new(), percent));
+    row.extend([percent(first.ceiling), rate(Kind::Baseline)]);
     row.push(best(Kind::Baseline).map_or("", |played| played.policy).to_owned());
     Some(row)
 }

@@ -33,8 +33,6 @@ pub enum Kind {
     Ours,
     /// One of those that it is compared with.
     Baseline,
-    /// What nobody can reach, and by which hit rates are judged.
-    Lookahead,
     /// What nobody can reach.
     Bound,
 }
@@ -81,16 +79,15 @@ impl Tail {
 }
 
 impl Verdict {
-    /// None without both, ours and a baseline.
-    pub fn of(played: &[Played]) -> Option<Self> {
+    /// Of what was played, and the hit rate of the lookahead bound. None without both, ours and a baseline.
+    pub fn of(played: &[Played], lookahead: Option<f64>) -> Option<Self> {
         let ours = &played.iter().find(|played| played.kind == Kind::Ours)?.figures;
-        let bound = played.iter().find(|played| played.kind == Kind::Lookahead);
         let baselines = played.iter().filter(|played| played.kind == Kind::Baseline);
         let least = baselines.map(|played| played.figures.computed_tokens).min()?;
         Some(Self {
             first_token: Tail::of(played, |figures| figures.first_token.p99)?,
             whole: Tail::of(played, |figures| figures.whole.p99)?,
-            below_bound: bound.map(|bound| bound.figures.hit_rate() - ours.hit_rate()),
+            below_bound: lookahead.map(|bound| bound - ours.hit_rate()),
             computed: ours.computed_tokens as f64 / least.max(1) as f64,
         })
     }
@@ -152,13 +149,13 @@ mod tests {
     }
 
     fn verdict(ours: f64) -> Verdict {
-        Verdict::of(&[
+        let played = [
             played("a", Kind::Baseline, 120.0, 400),
             played("b", Kind::Baseline, 100.0, 500),
-            played("bound", Kind::Lookahead, 10.0, 280),
+            played("bound", Kind::Bound, 10.0, 280),
             played("warmpath", Kind::Ours, ours, 300),
-        ])
-        .unwrap()
+        ];
+        Verdict::of(&played, Some(0.72)).unwrap()
     }
 
     #[track_caller]
@@ -191,9 +188,10 @@ mod tests {
         let mut failing = played("a", Kind::Baseline, 10.0, 400);
         failing.figures.errors = 5;
         let ours = played("warmpath", Kind::Ours, 90.0, 300);
-        let verdict = Verdict::of(&[failing.clone(), played("b", Kind::Baseline, 100.0, 1), ours]);
+        let other = played("b", Kind::Baseline, 100.0, 1);
+        let verdict = Verdict::of(&[failing.clone(), other, ours], None);
         assert_eq!(verdict.unwrap().first_token.baseline, "b");
-        assert_eq!(Verdict::of(&[failing]), None);
+        assert_eq!(Verdict::of(&[failing], None), None);
     }
 
     #[track_caller]

@@ -3,8 +3,21 @@
 //! Ids are chained: equal ids mean equal whole prefixes, so a set of ids is an index of prefixes, and no part of a
 //! simulation hashes a token. What a text was is not known here.
 
+mod azure;
+mod chat;
+mod describe;
+mod lines;
+mod lmcache;
+pub mod load;
+mod measure;
+mod mooncake;
+pub mod open;
+mod packed;
+pub mod shape;
 mod texts;
+mod writing;
 
+pub use describe::{TraceArgs, run};
 use std::time::Duration;
 
 /// See the module.
@@ -46,6 +59,15 @@ pub struct Turn {
     pub answer_tokens: u32,
     /// What kind of request it is.
     pub class: &'static str,
+}
+
+/// The id of a block whose prompt so far is `parent`, by what it is called and by whom.
+fn chained(parent: u64, owner: u64, name: u64) -> u64 {
+    let mut bytes = [0; 24];
+    for (slot, word) in bytes.as_chunks_mut().0.iter_mut().zip([parent, owner, name]) {
+        *slot = word.to_le_bytes();
+    }
+    xxhash_rust::xxh3::xxh3_64(&bytes)
 }
 
 impl Trace {
