@@ -41,7 +41,7 @@ enum Action {
     /// Play a workload against a fleet in virtual time, under any policy.
     Simulate(simulate::SimulateArgs),
     /// Play traces under every policy on fleets of several sizes, caches and loads, and say who wins where.
-    Grid(grid::GridArgs),
+    Grid(Box<grid::GridArgs>),
     /// Measure a live engine, fit the simulated one to it, and play one workload on both.
     Calibrate(calibrate::CalibrateArgs),
     /// Say what a trace is like, and how it is made to fit a fleet.

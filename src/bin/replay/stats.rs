@@ -16,7 +16,6 @@ pub struct Sample {
     #[expect(dead_code, reason = "for tables that are yet to come")]
     pub class: &'static str,
     /// When it was sent, from the start.
-    #[expect(dead_code, reason = "for tables that are yet to come")]
     pub arrival: Duration,
     /// How much later than planned it was sent.
     pub lag: Duration,

@@ -6,13 +6,15 @@ use std::fmt::Write as _;
 use std::path::Path;
 
 /// Policies in the order of the table, with what each is.
-const POLICIES: [(&str, &str, &str); 5] = [
+const POLICIES: [(&str, &str, &str); 16] = [
+    ("random", "random", "Envoy's RANDOM"),
     ("round_robin", "round robin", "Envoy's ROUND_ROBIN"),
     (
         "least_request",
         "least request",
         "Envoy's LEAST_REQUEST, of two random replicas the less busy",
     ),
+    ("least_request_scan", "least request, scan", "Envoy's LEAST_REQUEST with FULL_SCAN"),
     (
         "ring_hash_session",
         "ring hash, session",
@@ -23,6 +25,19 @@ const POLICIES: [(&str, &str, &str); 5] = [
         "ring hash, prompt head",
         "Envoy's RING_HASH on a hash of the prompt's first 2,000 bytes, in a header that the client must set",
     ),
+    ("prefix_only", "prefix only", "the longest prefix, whatever waits there"),
+    (
+        "estimated",
+        "estimated tokens",
+        "Higress's ai-endpoint-picker: weighted scores, bytes for tokens, an index for each thread",
+    ),
+    ("vllm_router", "vllm-router", "vllm-project/router's cache_aware, by a tree of texts"),
+    ("smg_cache_aware", "SMG, cache aware", "SMG's cache_aware, by KV events"),
+    ("smg_least_load", "SMG, least load", "SMG's least_load, which knows no caches"),
+    ("dynamo", "Dynamo", "NVIDIA Dynamo's cost, by KV events"),
+    ("dynamo_predicted", "Dynamo, predicted", "NVIDIA Dynamo's cost, by what was sent where"),
+    ("llm_d_weighted", "llm-d, weighted", "llm-d's default scorers: queue 2, KV usage 2, prefix 3"),
+    ("llm_d_sticky", "llm-d, sticky", "llm-d's affinity filter before its token load scorer"),
     ("warmpath", "Warmpath", "this filter; no help from the client"),
 ];
 

@@ -13,7 +13,6 @@ use crate::stats::{Quantiles, Run};
 use crate::table::align;
 use clap::Args;
 use fit::Fit;
-use measure::Measurement;
 use probe::Probe;
 use record::Record;
 use std::fmt::Write as _;

@@ -16,8 +16,8 @@ pub fn work<T: Send>(
     done: impl Fn(usize, usize) + Sync,
 ) -> Result<Vec<T>, String> {
     let next = AtomicUsize::new(0);
-    let results: Mutex<(usize, Vec<Option<Result<T, String>>>)> =
-        Mutex::new((0, (0..count).map(|_| None).collect()));
+    let places: Vec<Option<Result<T, String>>> = (0..count).map(|_| None).collect();
+    let results = Mutex::new((0, places));
     std::thread::scope(|scope| {
         for _ in 0..threads.clamp(1, count.max(1)) {
             scope.spawn(|| {

@@ -79,11 +79,11 @@ impl Seed {
 impl Figures {
     /// Of all seeds.
     pub fn of(seeds: &[&Seed]) -> Self {
-        let sum = |part: fn(&Seed) -> u64| seeds.iter().map(part).sum::<u64>();
+        let sum = |part: fn(&Seed) -> u64| seeds.iter().copied().map(part).sum::<u64>();
         let pooled = |part: fn(&Seed) -> &[Duration]| {
             Quantiles::of(seeds.iter().flat_map(|seed| part(seed).iter().copied()).collect())
         };
-        let middle = |part: fn(&Seed) -> f64| median(seeds.iter().map(part).collect());
+        let middle = |part: fn(&Seed) -> f64| median(seeds.iter().copied().map(part).collect());
         let seconds: f64 = seeds.iter().map(|seed| seed.seconds).sum();
         let (requests, errors) = (sum(|seed| seed.requests), sum(|seed| seed.errors));
         Self {

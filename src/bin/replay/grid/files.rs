@@ -106,7 +106,6 @@ impl Kind {
         match self {
             Self::Ours => "ours",
             Self::Baseline => "baseline",
-            Self::Bound => "bound",
         }
     }
 }

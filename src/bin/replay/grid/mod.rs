@@ -28,8 +28,16 @@ use std::time::Duration;
 use verdict::Kind;
 use warmpath::mock::engine::EngineConfig;
 
-/// The traces of the table, unless others are named.
-const TRACES: [&str; 5] = ["mooncake", "claude_code", "magagent", "taubench", "azure_code"];
+/// The traces of the table, unless others are named, and the turns that their sessions are cut to. An agent asks again
+/// when it has its answer, so that a load needs many of them at once, and whole sessions of as many would be a hundred
+/// thousand requests.
+const TRACES: [(&str, Option<usize>); 5] = [
+    ("mooncake", None),
+    ("claude_code", Some(12)),
+    ("magagent", Some(6)),
+    ("taubench", Some(6)),
+    ("azure_code", None),
+];
 
 /// What to play. Without arguments it is the table of `docs/simulation.md`.
 #[derive(Args, Clone)]
@@ -54,10 +62,10 @@ pub struct GridArgs {
     /// Only this policy; may be repeated.
     #[arg(long, value_enum)]
     policy: Vec<Policy>,
-    /// Requests of each run, at least.
-    #[arg(long, default_value_t = 5000)]
-    requests: usize,
-    /// Turns that a session is cut to.
+    /// Requests of each run, at least: a number for each of the fleets, the last for those that have none.
+    #[arg(long, value_delimiter = ',', default_values_t = [4000, 10_000])]
+    requests: Vec<usize>,
+    /// Turns that a session is cut to, in place of each trace's own number.
     #[arg(long)]
     turns: Option<usize>,
     /// A session ends before its first prompt longer than this.
@@ -97,23 +105,23 @@ pub struct GridArgs {
     svg: Option<PathBuf>,
 }
 
-/// How fast replicas are: those that `simulate` has, too.
+/// How fast replicas are. The defaults resemble an 8B model on one GPU of the A100's kind.
 #[derive(Args, Clone, Debug)]
 struct EngineArgs {
     /// Prompt tokens per second, attention apart.
-    #[arg(long, default_value_t = 60_000.0)]
+    #[arg(long, default_value_t = 10_000.0)]
     prefill_rate: f64,
     /// Pairs of tokens per second that attention adds to a prefill.
-    #[arg(long, default_value_t = 2e9)]
+    #[arg(long, default_value_t = 2e8)]
     attention_rate: f64,
     /// Milliseconds of a step that does nothing else.
-    #[arg(long, default_value_t = 5.0)]
+    #[arg(long, default_value_t = 8.0)]
     step_ms: f64,
     /// Milliseconds that each decoding sequence adds to a step.
-    #[arg(long, default_value_t = 0.15)]
+    #[arg(long, default_value_t = 0.3)]
     decode_ms: f64,
     /// Requests that may run at once.
-    #[arg(long, default_value_t = 256)]
+    #[arg(long, default_value_t = 64)]
     max_num_seqs: usize,
     /// Tokens that a step computes at most.
     #[arg(long, default_value_t = 2048)]
@@ -204,7 +212,7 @@ fn play(args: &GridArgs) -> Result<Vec<Played>, String> {
 
 /// Each trace with each seed.
 fn traces(args: &GridArgs) -> Result<Vec<Vec<Trace>>, String> {
-    let named = TRACES.map(str::to_owned).to_vec();
+    let named = TRACES.map(|(name, _)| name.to_owned()).to_vec();
     let names = if args.names.is_empty() { &named } else { &args.names };
     let seeds = 1..=args.seeds.max(1);
     names
@@ -227,8 +235,7 @@ struct One {
 }
 
 fn one(args: &GridArgs, cell: &Cell, trace: &Trace, seed: u64) -> Result<One, String> {
-    let cut =
-        Cut { requests: args.requests, turns: args.turns, prompt_tokens: args.prompt_tokens };
+    let cut = Cut { requests: args.requests, turns: args.turns, prompt_tokens: args.prompt_tokens };
     let engine = args.engine.engine();
     let equipment = Equipment { engine, threads: args.threads, cost: args.cost.clone() };
     let scene = Scene::of(trace, cell, cut, &equipment, seed)?;
@@ -244,6 +251,17 @@ fn one(args: &GridArgs, cell: &Cell, trace: &Trace, seed: u64) -> Result<One, St
         lookahead: scene.lookahead(),
         is_raised: scene.is_raised,
     })
+}
+
+fn cut(args: &GridArgs, cell: &Cell, trace: &str) -> Cut {
+    let fleet = args.replicas.iter().position(|replicas| *replicas == cell.replicas);
+    let requests = fleet.and_then(|fleet| args.requests.get(fleet)).or(args.requests.last());
+    let own = TRACES.iter().find(|(name, _)| *name == trace).and_then(|(_, turns)| *turns);
+    Cut {
+        requests: requests.copied().unwrap_or(1),
+        turns: args.turns.or(own),
+        prompt_tokens: args.prompt_tokens,
+    }
 }
 
 /// All seeds of a cell together.

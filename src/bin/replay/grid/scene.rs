@@ -1,10 +1,10 @@
 //! What one cell is played with: a trace made to fit, a fleet, and what is asked of it.
 
 use super::cells::Cell;
-use crate::simulate::FleetConfig;
-use crate::trace::load::{self, Load};
+use crate::simulate::{Ceiling, FleetConfig};
 use crate::stats::Quantiles;
 use crate::trace::Trace;
+use crate::trace::load::{self, Load};
 use hashbrown::HashSet;
 use std::time::Duration;
 use warmpath::mock::engine::EngineConfig;
@@ -75,6 +75,16 @@ impl Scene {
         let fleet = FleetConfig::equal(cell.replicas, engine, &equipment.cost)?;
         let fleet = FleetConfig { threads: equipment.threads, ..fleet };
         Ok(Self { trace, fleet, is_raised: cache.is_raised })
+    }
+
+    /// The hit rate of one infinite cache for the fleet.
+    pub fn ceiling(&self) -> f64 {
+        Ceiling::of(&self.trace).hit_rate()
+    }
+
+    /// The hit rate of an assignment that knows the future.
+    pub fn lookahead(&self) -> Option<f64> {
+        None
     }
 
     /// The p99 time to first token that is asked of it, in milliseconds: a multiple of what it is when every prompt is alone

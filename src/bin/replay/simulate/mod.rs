@@ -4,6 +4,8 @@
 //! A run takes seconds of CPU and is the same every time, so it is where the cost formula is
 //! judged. What it leaves out: Envoy, the network and tokenizing.
 
+mod baselines;
+mod bounds;
 mod fleet;
 mod gateway;
 mod policy;
@@ -13,12 +15,14 @@ use crate::table;
 use crate::trace::Trace;
 use crate::workload::{Plan, Workload};
 use clap::Args;
+use std::fmt::Write as _;
 use std::path::PathBuf;
 use std::time::Duration;
 use warmpath::config::Config;
 use warmpath::mock::engine::EngineConfig;
 use warmpath::route::RouteConfig;
 
+pub use bounds::infinite::Ceiling;
 pub use fleet::FleetConfig;
 pub use policy::Policy;
 
@@ -99,10 +103,13 @@ pub fn run(args: &SimulateArgs) -> Result<(), String> {
     let policies = if args.policy.is_empty() { Policy::ALL.to_vec() } else { args.policy.clone() };
     let duration = Duration::from_secs_f64(args.duration);
     let mut runs: Vec<Run> = Vec::new();
+    let mut ceilings = String::new();
     for seed in args.seed..args.seed.saturating_add(args.seeds) {
         let plan = Plan::new(args.workload, args.requests, duration, seed);
         let workload = format!("{}, seed {seed}", args.workload.name());
         let trace = Trace::of_plan(args.workload.name(), &plan, args.block_size);
+        let most = Ceiling::of(&trace).hit_rate() * 100.0;
+        let _ = writeln!(ceilings, "{workload}: no fleet can hit more than {most:.1} %.");
         for &policy in &policies {
             let samples = fleet.play(&trace, policy, seed)?;
             let mut run = Run::of(policy.name(), &workload, &samples);
@@ -110,7 +117,7 @@ pub fn run(args: &SimulateArgs) -> Result<(), String> {
             runs.push(run);
         }
     }
-    print!("{}", table::render(&runs));
+    print!("{}\n{ceilings}", table::render(&runs));
     args.json.as_ref().map_or(Ok(()), |path| table::write(path, &runs))
 }
 
@@ -203,7 +210,7 @@ mod tests {
         Run::of(policy.name(), args.workload.name(), &samples)
     }
 
-    const SHORT: &str = "--requests 80 --duration 2";
+    const SHORT: &str = "--requests 40 --duration 1";
     const LONGER: &str = "--requests 250 --duration 4";
 
     #[test]
@@ -212,7 +219,7 @@ mod tests {
             let run = simulate(SHORT, policy, 1);
             assert_eq!(run, simulate(SHORT, policy, 1), "{policy:?}");
             assert_ne!(run, simulate(SHORT, policy, 2), "{policy:?}");
-            assert_eq!((run.requests, run.errors), (80, 0));
+            assert_eq!((run.requests, run.errors), (40, 0));
         }
     }
 
@@ -221,6 +228,23 @@ mod tests {
         let asked = Policy::ALL.map(|policy| simulate(SHORT, policy, 3).prompt_tokens);
         let (least, most) = (asked.iter().min().unwrap(), asked.iter().max().unwrap());
         assert_eq!(least, most, "an answer's length is part of the plan");
+    }
+
+    #[test]
+    fn nobody_hits_more_than_can_be_hit() {
+        let words = std::iter::once("simulate").chain(LONGER.split_whitespace());
+        let args = Command::parse_from(words).args;
+        let plan = Plan::new(args.workload, args.requests, Duration::from_secs(4), 1);
+        let ceiling = Ceiling::of(&Trace::of_plan("conversations", &plan, args.block_size));
+        // One replica with room for all comes near it.
+        let line = format!("{LONGER} --replicas 1 --capacity-blocks 200000");
+        let one = simulate(&line, Policy::RoundRobin, 1);
+        assert_eq!(ceiling.prompt_tokens, one.prompt_tokens);
+        assert!(one.hit_rate() <= ceiling.hit_rate());
+        assert!(one.hit_rate() > 0.98 * ceiling.hit_rate(), "{} of {ceiling:?}", one.hit_rate());
+        for policy in [Policy::Dynamo, Policy::PrefixOnly, Policy::Warmpath] {
+            assert!(simulate(LONGER, policy, 1).hit_rate() < ceiling.hit_rate(), "{policy:?}");
+        }
     }
 
     #[test]

@@ -2,6 +2,16 @@
 //!
 //! A router sees what a gateway sees: requests, its own in flight, answers, reports. It never sees an engine.
 
+use super::baselines::dynamo::Dynamo;
+use super::baselines::estimated::Estimated;
+use super::baselines::least_request::LeastRequest;
+use super::baselines::llm_d::{LlmD, Rule};
+use super::baselines::prefix_only::PrefixOnly;
+use super::baselines::random::Anyone;
+use super::baselines::ring_hash::{Key, RingHash};
+use super::baselines::round_robin::RoundRobin;
+use super::baselines::smg::{SmgCacheAware, SmgLeastLoad};
+use super::baselines::vllm_router::VllmRouter;
 use super::fleet::FleetConfig;
 use super::gateway::Gateway;
 use crate::random::Random;
@@ -10,70 +20,147 @@ use clap::ValueEnum;
 use std::time::Duration;
 use warmpath::mock::cache;
 use warmpath::mock::scheduler::RequestId;
-use xxhash_rust::xxh3::xxh3_64;
+
+/// The stream of chance that policies choose by.
+const CHOICES: u64 = 11;
 
 /// How a replica is chosen.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, ValueEnum)]
 #[value(rename_all = "snake_case")]
 pub enum Policy {
+    /// Anyone.
+    Random,
     /// One after another.
     RoundRobin,
     /// Of two random replicas the one with fewer requests in flight.
     LeastRequest,
+    /// Of all replicas the one with fewest requests in flight.
+    LeastRequestScan,
     /// By the session's name.
     RingHashSession,
     /// By the prompt's first 512 tokens.
     RingHashPrefix,
+    /// The longest prefix, whatever waits there.
+    PrefixOnly,
+    /// Weighted scores over estimated tokens, an index per thread: Higress.
+    Estimated,
+    /// vllm-project/router's `cache_aware`.
+    VllmRouter,
+    /// SMG's `cache_aware` with KV events.
+    SmgCacheAware,
+    /// SMG's `least_load`.
+    SmgLeastLoad,
+    /// NVIDIA Dynamo's cost with KV events.
+    Dynamo,
+    /// NVIDIA Dynamo's cost with predicted caches.
+    DynamoPredicted,
+    /// llm-d's weighted scores.
+    LlmDWeighted,
+    /// llm-d's sticky until saturated.
+    LlmDSticky,
     /// The filter's core.
     Warmpath,
 }
 
-/// Tokens of a prompt's head that [`Policy::RingHashPrefix`] goes by.
-const HEAD_TOKENS: u32 = 512;
-
 impl Policy {
     /// Every policy, in the table's order.
-    pub const ALL: [Self; 5] = [
+    pub const ALL: [Self; 16] = [
+        Self::Random,
         Self::RoundRobin,
         Self::LeastRequest,
+        Self::LeastRequestScan,
         Self::RingHashSession,
         Self::RingHashPrefix,
+        Self::PrefixOnly,
+        Self::Estimated,
+        Self::VllmRouter,
+        Self::SmgCacheAware,
+        Self::SmgLeastLoad,
+        Self::Dynamo,
+        Self::DynamoPredicted,
+        Self::LlmDWeighted,
+        Self::LlmDSticky,
         Self::Warmpath,
     ];
 
     /// Its name in records.
     pub fn name(self) -> &'static str {
         match self {
+            Self::Random => "random",
             Self::RoundRobin => "round_robin",
             Self::LeastRequest => "least_request",
+            Self::LeastRequestScan => "least_request_scan",
             Self::RingHashSession => "ring_hash_session",
             Self::RingHashPrefix => "ring_hash_prefix",
+            Self::PrefixOnly => "prefix_only",
+            Self::Estimated => "estimated",
+            Self::VllmRouter => "vllm_router",
+            Self::SmgCacheAware => "smg_cache_aware",
+            Self::SmgLeastLoad => "smg_least_load",
+            Self::Dynamo => "dynamo",
+            Self::DynamoPredicted => "dynamo_predicted",
+            Self::LlmDWeighted => "llm_d_weighted",
+            Self::LlmDSticky => "llm_d_sticky",
             Self::Warmpath => "warmpath",
         }
     }
 
     /// Whether the worker threads of a gateway work with one router rather than one each.
     pub fn is_shared_by_threads(self) -> bool {
-        self == Self::Warmpath
+        let is_envoys = matches!(
+            self,
+            Self::Random
+                | Self::RoundRobin
+                | Self::LeastRequest
+                | Self::LeastRequestScan
+                | Self::RingHashSession
+                | Self::RingHashPrefix
+        );
+        !is_envoys && self != Self::Estimated
     }
 
     /// Whether replicas tell it what becomes of their blocks.
     pub fn has_events(self) -> bool {
-        false
+        matches!(self, Self::SmgCacheAware | Self::Dynamo)
     }
 
     /// The time between reports that its own kind asks for, where that is not the fleet's.
     pub fn report_interval(self) -> Option<Duration> {
-        None
+        match self {
+            Self::Estimated => Some(Duration::from_millis(250)),
+            Self::LlmDWeighted | Self::LlmDSticky => Some(Duration::from_millis(50)),
+            _ => None,
+        }
     }
 
     /// A router of this policy.
     pub fn router<'a>(self, setting: &Setting<'a>) -> Box<dyn Router + 'a> {
+        let random = Random::new(setting.seed, CHOICES);
+        let FleetConfig { replicas, ref engine, .. } = *setting.fleet;
+        let capacity = engine.capacity_blocks as usize;
+        let tokens_per_s = engine.prefill_rate;
+        let by_scores =
+            |rule, random| Box::new(LlmD::new(rule, replicas, capacity, random)) as Box<dyn Router>;
         match self {
-            Self::Warmpath => Box::new(Gateway::new(setting.fleet)),
-            _ => {
-                Box::new(Baseline { policy: self, turn: 0, random: Random::new(setting.seed, 11) })
+            Self::Random => Box::new(Anyone::new(random)),
+            Self::RoundRobin => Box::new(RoundRobin::new(random)),
+            Self::LeastRequest => Box::new(LeastRequest::of_two(random)),
+            Self::LeastRequestScan => Box::new(LeastRequest::of_all(random)),
+            Self::RingHashSession => Box::new(RingHash::new(Key::Session, replicas)),
+            Self::RingHashPrefix => Box::new(RingHash::new(Key::Head, replicas)),
+            Self::PrefixOnly => Box::new(PrefixOnly::new(replicas, capacity, random)),
+            Self::Estimated => {
+                let block_tokens = setting.trace.block_tokens;
+                Box::new(Estimated::new(replicas, capacity, block_tokens, random))
             }
+            Self::VllmRouter => Box::new(VllmRouter::default()),
+            Self::SmgCacheAware => Box::new(SmgCacheAware::new(replicas)),
+            Self::SmgLeastLoad => Box::new(SmgLeastLoad::new(replicas)),
+            Self::Dynamo => Box::new(Dynamo::by_events(replicas, random)),
+            Self::DynamoPredicted => Box::new(Dynamo::by_prediction(replicas, capacity, random)),
+            Self::LlmDWeighted => by_scores(Rule::Weighted, random),
+            Self::LlmDSticky => by_scores(Rule::Sticky { tokens_per_s }, random),
+            Self::Warmpath => Box::new(Gateway::new(setting.fleet)),
         }
     }
 }
@@ -84,7 +171,6 @@ pub struct Setting<'a> {
     /// The fleet in front of which it stands.
     pub fleet: &'a FleetConfig,
     /// What will be asked. Only a bound may look at it.
-    #[expect(dead_code, reason = "for the bounds, which are yet to come")]
     pub trace: &'a Trace,
     /// A number that no other router of the run has.
     pub seed: u64,
@@ -184,40 +270,4 @@ pub struct ReplicaReport {
     pub capacity_blocks: u32,
     /// When its process began: another number after a restart.
     pub started_at: f64,
-}
-
-/// What Envoy itself has.
-struct Baseline {
-    policy: Policy,
-    turn: usize,
-    random: Random,
-}
-
-impl Router for Baseline {
-    fn choose(&mut self, ask: &Ask<'_>) -> Result<usize, String> {
-        let serving: Vec<usize> = (0..ask.serving.len())
-            .filter(|n| ask.serving.get(*n).copied().unwrap_or(false))
-            .collect();
-        let pick = |n: usize| serving.get(n).copied().ok_or_else(|| "nobody serves".to_owned());
-        // A ring with its many points per replica spreads keys as a plain remainder does.
-        let ring = |key: u64| pick((key % serving.len().max(1) as u64) as usize);
-        match self.policy {
-            Policy::LeastRequest => {
-                let (a, b) = (self.random.below(serving.len()), self.random.below(serving.len()));
-                let (a, b) = (pick(a)?, pick(b)?);
-                let load = |replica: usize| ask.in_flight.get(replica).copied().unwrap_or(0);
-                Ok(if load(b) < load(a) { b } else { a })
-            }
-            Policy::RingHashSession => ring(xxh3_64(ask.session_name.as_bytes())),
-            Policy::RingHashPrefix => {
-                let head = (HEAD_TOKENS / ask.block_tokens.max(1)).max(1) as usize;
-                let block = ask.blocks.get(head - 1).or(ask.blocks.last()).copied();
-                ring(xxh3_64(&block.unwrap_or_default().to_le_bytes()))
-            }
-            Policy::RoundRobin | Policy::Warmpath => {
-                self.turn += 1;
-                pick((self.turn - 1) % serving.len().max(1))
-            }
-        }
-    }
 }

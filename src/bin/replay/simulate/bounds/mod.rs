@@ -1,0 +1,5 @@
+//! What no policy can exceed, and what one that knows the future does: the measures that policies are held against.
+//!
+//! Neither can be built.
+
+pub mod infinite;
