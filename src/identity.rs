@@ -228,7 +228,7 @@ mod tests {
         ) {
             let decision = self.ask(name, salt, tenant, tokens);
             let id = self.table.at(slot).unwrap().id;
-            self.index.record(id, 10_000, None, decision.chain.unwrap().hashes());
+            self.index.record(id, 10_000, decision.chain.unwrap().hashes());
         }
     }
 

@@ -249,7 +249,7 @@ fn look_up(input: &str, tokens: u32, replicas: usize) -> Case {
     let hashes = chains.as_slice().first().map(|chain| chain.hashes().to_vec()).unwrap_or_default();
     // In a large table only some hold it: what every replica holds would not fit into a VM.
     for replica in table.iter().take(8) {
-        index.record(replica.id, 1 << 20, None, &hashes);
+        index.record(replica.id, 1 << 20, &hashes);
     }
     let (charges, strikes) = (Charges::default(), Strikes::default());
     Case::new("look up", input, move |steps| {

@@ -1,34 +1,58 @@
 //! Which prefix blocks each replica probably holds, from what was sent there.
 //!
-//! One shadow per replica imitates the engine's own cache: blocks form a tree, a request
-//! refreshes the whole path from the root, and when the engine's capacity is reached the block
-//! that was used least recently and has no child goes first (engines free the tail of a sequence
-//! first, so a block never outlives its parent's claim). Because a shadow is closed under
-//! "parent of", the longest held prefix is found by binary search.
+//! One tree of blocks for all replicas, kept in segments that nobody branches off within; on each, who holds how much of
+//! it. A chain is walked once, segment by segment, whoever holds it: what a look-up costs goes by the branches that it
+//! passes and not by its blocks or by the replicas.
 //!
-//! It does not know what an engine reports or what other gateways send, and keeps no clock: uses
-//! are ordered by the calls themselves.
+//! Each replica's part imitates the engine's own cache: a request refreshes the whole path from the root, and when the
+//! engine's capacity is reached the block that was used least recently and has no child goes first (engines free the tail
+//! of a sequence first, so a block never outlives its parent's claim). So what a replica holds is closed under "parent of",
+//! always: that is why the deepest segment says how far it holds a chain, and why halving finds the first difference.
+//!
+//! It does not know what an engine reports or what other gateways send. Entries that a report has confirmed would be told
+//! apart by a second number beside [`tree::Hold`]'s `held`, of the blocks from the segment's first on that are: they are
+//! closed under "parent of" too, so a number is enough, and it fits in without another shape.
+//!
+//! It keeps no clock: uses are ordered by the calls, and numbered by the time that [`PrefixIndex::advance`] was told.
 
+mod places;
 mod shadow;
+mod slab;
 mod transfer;
+mod tree;
 
+pub use shadow::Evicted;
 pub use transfer::Settling;
 
 #[cfg(test)]
 mod naive;
 
-use crate::replicas::ReplicaId;
+use crate::replicas::{Moment, ReplicaId};
 use crate::tokens::blocks::BlockHash;
 use hashbrown::HashMap;
 use shadow::Shadow;
 use std::hash::{BuildHasher, Hasher};
+use tree::{Place, STRIDE, Slot, Tree};
 use xxhash_rust::xxh3::xxh3_64_with_seed;
 
-/// The shadows of all replicas.
+/// Blocks evicted with one record beyond as many as it brings, where a capacity has shrunk: some milliseconds at most.
+const EVICTED_AT_ONCE: usize = 4 << 10;
+
+/// Nothing was used later, in microseconds: a count that says so is wrong, and what is used from now on must come behind
+/// it. A hold has room for twice as many.
+const LAST_USE: u64 = 1 << 47;
+
+/// What all replicas hold.
 #[derive(Debug, Default)]
 pub struct PrefixIndex {
-    shadows: HashMap<ReplicaId, Shadow>,
-    seeded: Seeded,
+    tree: Tree,
+    slots: HashMap<ReplicaId, Slot>,
+    /// Slots of replicas that were dropped: first those that still hold something.
+    leaving: Vec<Slot>,
+    vacant: Vec<Slot>,
+    arrived: HashMap<ReplicaId, Vec<Run>>,
+    /// The last use, in microseconds of the clock where it was not used twice within one.
+    used: u64,
 }
 
 /// Blocks of one replica that follow one another and were last used together: how an index is
@@ -37,7 +61,7 @@ pub struct PrefixIndex {
 pub struct Run {
     /// Who holds them.
     pub replica: ReplicaId,
-    /// When, in that replica's count of uses.
+    /// When, in the index's count of uses.
     pub used: u64,
     /// What they follow; `None`: the root.
     pub parent: Option<BlockHash>,
@@ -46,10 +70,48 @@ pub struct Run {
 }
 
 /// How far an index has been handed on.
-#[derive(Debug, Clone)]
+#[derive(Debug, Clone, Default)]
 pub struct Cursor {
-    replicas: Vec<ReplicaId>,
-    node: usize,
+    hold: u32,
+    /// Blocks from the root on, within that.
+    at: u32,
+}
+
+/// A part of a chain that an index finds its way to: behind the root, or a block that it knows by its hash alone.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub struct Stretch<'a> {
+    /// That block.
+    pub parent: Option<BlockHash>,
+    /// What follows.
+    pub blocks: &'a [BlockHash],
+    /// How many of these are there only because the index knows no block nearer to those that are meant.
+    pub known: usize,
+}
+
+impl<'a> Stretch<'a> {
+    /// What is behind the first `from` blocks of a chain.
+    pub fn of(chain: &'a [BlockHash], from: usize) -> Self {
+        let from = from.min(chain.len());
+        let start = from / STRIDE * STRIDE;
+        let (front, blocks) = chain.split_at_checked(start).unwrap_or((&[], chain));
+        Self { parent: front.last().copied(), blocks, known: from - start }
+    }
+}
+
+/// How far each replica holds a chain.
+#[derive(Debug, Clone, Default)]
+pub struct Overlaps<'a> {
+    slots: Option<&'a HashMap<ReplicaId, Slot>>,
+    blocks: Vec<u32>,
+}
+
+impl Overlaps<'_> {
+    /// Blocks of the chain, counted from the root without a gap, that the replica holds.
+    pub fn of(&self, replica: ReplicaId) -> usize {
+        let slot = self.slots.and_then(|slots| slots.get(&replica));
+        let blocks = slot.and_then(|slot| self.blocks.get(usize::from(*slot)));
+        blocks.map_or(0, |blocks| *blocks as usize)
+    }
 }
 
 /// Hashes block hashes by a seed.
@@ -80,12 +142,12 @@ impl Hasher for SeededHasher {
     }
 }
 
-/// What [`PrefixIndex::record`] did with the blocks.
+/// What [`PrefixIndex::record_behind`] did with the blocks.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum Recorded {
     /// The replica now holds them.
     Held,
-    /// Their parent is not held there (any more), so they cannot be reached: ignored.
+    /// What they follow is not held there (any more), so they cannot be reached: ignored.
     Orphaned,
 }
 
@@ -97,286 +159,281 @@ impl PrefixIndex {
 
     /// An index that knows nothing, with a seed that no client can know.
     pub fn with_seed(seed: u64) -> Self {
-        Self { seeded: Seeded(seed), ..Self::default() }
+        Self { tree: Tree::new(Seeded(seed)), ..Self::default() }
+    }
+
+    /// Tells the time, so that what is used from now on is known to be used now.
+    pub fn advance(&mut self, now: Moment) {
+        self.used = self.used.max((now.0 / 1000).min(LAST_USE));
+    }
+
+    /// How far each replica holds this chain.
+    pub fn overlaps(&self, chain: &[BlockHash]) -> Overlaps<'_> {
+        let mut blocks = vec![0; self.tree.shadows.len()];
+        let path = self.tree.path(chain);
+        let all = path.first().map_or(0, |first| self.tree.holds_of(first.segment).count());
+        let mut found = 0;
+        // A replica's deepest hold says all. Most replicas that hold anything of a prompt hold much of it.
+        for place in path.iter().rev() {
+            let start = self.tree.segments.get(place.segment).map_or(0, |segment| segment.start);
+            for (_, hold) in self.tree.holds_of(place.segment) {
+                match blocks.get_mut(usize::from(hold.slot)) {
+                    Some(blocks) if *blocks == 0 => {
+                        *blocks = start + hold.held.min(place.blocks);
+                        found += 1;
+                    }
+                    _ => {}
+                }
+            }
+            if found >= all {
+                break;
+            }
+        }
+        Overlaps { slots: Some(&self.slots), blocks }
     }
 
     /// How many blocks of this chain, counted from the root without a gap, the replica holds.
     pub fn overlap_blocks(&self, replica: ReplicaId, chain: &[BlockHash]) -> usize {
-        self.shadows.get(&replica).map_or(0, |shadow| shadow.overlap_blocks(chain))
+        self.slots.get(&replica).map_or(0, |slot| self.reached(*slot, chain).0)
     }
 
-    /// Notes that the replica has computed `blocks`, which follow `parent` (`None`: the root),
-    /// and that it has used everything from the root to there.
-    pub fn record(
+    /// How far a replica holds a chain, and the deepest place of that.
+    fn reached(&self, slot: Slot, chain: &[BlockHash]) -> (usize, Place) {
+        for place in self.tree.path(chain).iter().rev() {
+            let hold = self.tree.hold_of(place.segment, slot);
+            if let Some(hold) = hold.and_then(|hold| self.tree.holds.get(hold)) {
+                let blocks = hold.held.min(place.blocks);
+                let start = self.tree.segments.get(place.segment).map_or(0, |s| s.start);
+                return ((start + blocks) as usize, Place { blocks, ..*place });
+            }
+        }
+        (0, Place::ROOT)
+    }
+
+    /// Notes that the replica has computed, or used, all of this chain.
+    pub fn record(&mut self, replica: ReplicaId, capacity_blocks: usize, chain: &[BlockHash]) {
+        let stretch = Stretch::of(chain, 0);
+        self.record_behind(replica, capacity_blocks, stretch.parent, stretch.blocks);
+    }
+
+    /// Notes that the replica has computed, or used, `blocks` and everything from the root to there. They follow a
+    /// [`Stretch`]'s `parent`.
+    pub fn record_behind(
         &mut self,
         replica: ReplicaId,
         capacity_blocks: usize,
         parent: Option<BlockHash>,
         blocks: &[BlockHash],
     ) -> Recorded {
-        let shadow = self.shadow(replica);
-        shadow.set_capacity(capacity_blocks);
-        shadow.record(parent, blocks)
+        let slot = self.slot(replica);
+        if let Some(shadow) = self.tree.shadow_mut(slot) {
+            shadow.capacity = capacity_blocks;
+        }
+        let Some(place) = self.held_place(slot, parent) else { return Recorded::Orphaned };
+        let in_front = self.depth(place);
+        // Beyond the capacity nothing of this chain can stay, whatever else is evicted.
+        let room = capacity_blocks.saturating_sub(in_front).min(blocks.len());
+        self.used += 1;
+        let end = self.tree.insert(slot, place, blocks.get(..room).unwrap_or(blocks), self.used);
+        self.tree.used_to(slot, end, self.used);
+        self.tree.evict(slot, blocks.len() + EVICTED_AT_ONCE);
+        self.clear_away(EVICTED_AT_ONCE);
+        Recorded::Held
     }
 
-    /// Takes back what was recorded of a request that the replica did not compute after all. A
-    /// block that others have built on since stays, with everything in front of it.
-    pub fn forget(&mut self, replica: ReplicaId, blocks: &[BlockHash]) {
-        if let Some(shadow) = self.shadows.get_mut(&replica) {
-            shadow.forget(blocks);
+    fn held_place(&self, slot: Slot, parent: Option<BlockHash>) -> Option<Place> {
+        let Some(parent) = parent else { return Some(Place::ROOT) };
+        let place = self.tree.place_of(parent)?;
+        let hold = self.tree.hold_of(place.segment, slot)?;
+        self.tree.holds.get(hold).filter(|hold| hold.held >= place.blocks).map(|_| place)
+    }
+
+    fn depth(&self, place: Place) -> usize {
+        let start = self.tree.segments.get(place.segment).map_or(0, |segment| segment.start);
+        (start + place.blocks) as usize
+    }
+
+    /// Takes back what was recorded of a request that the replica did not compute after all: a stretch's blocks but for
+    /// the known ones. A block that others have built on since stays, with everything in front of it.
+    pub fn forget(&mut self, replica: ReplicaId, stretch: Stretch<'_>) {
+        let Some((slot, mut place)) = self.follow(replica, stretch) else { return };
+        let known = stretch.parent.and_then(|parent| self.tree.place_of(parent));
+        let kept = known.map_or(0, |known| self.depth(known)) + stretch.known;
+        while self.depth(place) > kept {
+            let Some(at) = self.tree.hold_of(place.segment, slot) else { return };
+            let Some(segment) = self.tree.segments.get(place.segment) else { return };
+            let (start, parent) = (segment.start as usize, segment.parent);
+            let hold = self.tree.holds.get(at);
+            if hold.is_none_or(|hold| hold.children > 0 || hold.held > place.blocks) {
+                return;
+            }
+            let blocks = self.tree.segments.get(parent).map_or(0, tree::Segment::len);
+            self.tree.cut(at, u32::try_from(kept.saturating_sub(start)).unwrap_or(u32::MAX));
+            if kept > start {
+                return;
+            }
+            place = Place { segment: parent, blocks };
         }
+    }
+
+    /// Forgets a stretch's last block, which the replica has proved not to hold, with everything behind it, whichever
+    /// chain it is of.
+    pub fn lose(&mut self, replica: ReplicaId, stretch: Stretch<'_>) {
+        let Some((slot, place)) = self.follow(replica, stretch) else { return };
+        let parent = stretch.parent.and_then(|parent| self.tree.place_of(parent));
+        let whole = parent.map_or(0, |parent| self.depth(parent)) + stretch.blocks.len();
+        if self.depth(place) == whole && !stretch.blocks.is_empty() {
+            self.tree.lose_behind(slot, place.segment, place.blocks - 1);
+        }
+    }
+
+    /// Forgets of a chain what is behind the first `held_blocks`, with everything else behind the next block.
+    pub fn forget_beyond(&mut self, replica: ReplicaId, chain: &[BlockHash], held_blocks: usize) {
+        if let Some(chain) = chain.get(..=held_blocks) {
+            self.lose(replica, Stretch::of(chain, held_blocks));
+        }
+    }
+
+    /// How far the replica holds a stretch.
+    fn follow(&self, replica: ReplicaId, stretch: Stretch<'_>) -> Option<(Slot, Place)> {
+        let slot = *self.slots.get(&replica)?;
+        let place = self.held_place(slot, stretch.parent)?;
+        Some((slot, self.tree.follow(slot, place, stretch.blocks)))
+    }
+
+    /// What the replica would evict for so many new blocks: an estimate that looks at a few branches only.
+    pub fn would_evict(&self, replica: ReplicaId, new_blocks: usize) -> Evicted {
+        let slot = self.slots.get(&replica);
+        slot.map_or(Evicted::default(), |slot| self.tree.would_evict(*slot, new_blocks))
     }
 
     /// Bounds a replica's shadow by the engine's real capacity. What is over it goes with the next records and
     /// [`Self::shrink`].
     pub fn set_capacity(&mut self, replica: ReplicaId, capacity_blocks: usize) {
-        if let Some(shadow) = self.shadows.get_mut(&replica) {
-            shadow.set_capacity(capacity_blocks);
+        let slot = self.slots.get(&replica).copied();
+        if let Some(shadow) = slot.and_then(|slot| self.tree.shadow_mut(slot)) {
+            shadow.capacity = capacity_blocks;
         }
     }
 
-    /// Evicts what is over capacities that have shrunk, at most so many blocks.
-    pub fn shrink(&mut self, mut most: usize) {
-        for shadow in self.shadows.values_mut() {
-            if most == 0 {
+    /// Evicts what is over capacities that have shrunk, and what dropped replicas held, at most so many blocks (and the
+    /// rest of a branch).
+    pub fn shrink(&mut self, most: usize) {
+        let mut left = most;
+        for slot in self.slots.values() {
+            if left == 0 {
                 return;
             }
-            most -= shadow.evict(most);
+            left = left.saturating_sub(self.tree.evict(*slot, left));
+        }
+        self.clear_away(left);
+    }
+
+    fn clear_away(&mut self, most: usize) {
+        let mut left = most;
+        while left > 0
+            && let Some(slot) = self.leaving.last().copied()
+        {
+            left = left.saturating_sub(self.tree.evict(slot, left));
+            if self.tree.shadow(slot).is_none_or(|shadow| shadow.held == 0) {
+                self.leaving.pop();
+                self.vacant.push(slot);
+            }
         }
     }
 
-    /// Drops every shadow for which `keep` is false, for instance after a restart.
+    /// Drops every shadow for which `keep` is false, for instance after a restart: nothing is held there from now on,
+    /// while its memory is given back with the next records and [`Self::shrink`].
     pub fn retain(&mut self, mut keep: impl FnMut(ReplicaId) -> bool) {
-        self.shadows.retain(|replica, _| keep(*replica));
+        self.slots.retain(|replica, slot| {
+            let stays = keep(*replica);
+            if !stays {
+                self.leaving.push(*slot);
+                if let Some(shadow) = self.tree.shadow_mut(*slot) {
+                    shadow.capacity = 0;
+                }
+            }
+            stays
+        });
+        self.arrived.retain(|replica, _| self.slots.contains_key(replica));
     }
 
-    fn shadow(&mut self, replica: ReplicaId) -> &mut Shadow {
-        self.shadows.entry(replica).or_insert_with(|| Shadow::new(self.seeded))
+    fn slot(&mut self, replica: ReplicaId) -> Slot {
+        if let Some(slot) = self.slots.get(&replica) {
+            return *slot;
+        }
+        let new = Shadow::new(replica);
+        let vacant = self.vacant.pop();
+        let slot = match vacant.and_then(|slot| Some((slot, self.tree.shadow_mut(slot)?))) {
+            Some((slot, shadow)) => {
+                *shadow = new;
+                slot
+            }
+            None => {
+                self.tree.shadows.push(new);
+                // Far more than a table has replicas; the last one is nobody's.
+                Slot::try_from(self.tree.shadows.len() - 1).unwrap_or(Slot::MAX)
+            }
+        };
+        self.slots.insert(replica, slot);
+        slot
     }
 
     /// Where handing on this index begins.
-    pub fn cursor(&self) -> Cursor {
-        let mut replicas: Vec<ReplicaId> = self.replicas().collect();
-        replicas.sort_unstable();
-        Cursor { replicas, node: 0 }
+    pub fn cursor(&mut self) -> Cursor {
+        self.tree.late = Some(Vec::new());
+        Cursor::default()
     }
 
     /// The next run. The index may change meanwhile: a block that is there from the first call to
-    /// the last comes once, others may be missed or come without what they follow.
-    pub fn export(&self, cursor: &mut Cursor) -> Option<Run> {
-        while let Some(replica) = cursor.replicas.last().copied() {
-            let shadow = self.shadows.get(&replica);
-            if let Some(run) = shadow.and_then(|shadow| shadow.export(replica, &mut cursor.node)) {
+    /// the last comes, others may be missed or come without what they follow.
+    pub fn export(&mut self, cursor: &mut Cursor) -> Option<Run> {
+        loop {
+            let run = self.tree.export(cursor)?;
+            if self.slots.contains_key(&run.replica) {
                 return Some(run);
             }
-            cursor.replicas.pop();
-            cursor.node = 0;
         }
-        None
     }
 
     /// Takes in a run. Nothing else may be done with its replica before [`Self::settle`].
-    pub fn import(&mut self, run: &Run) {
-        self.shadow(run.replica).import(run);
+    pub fn import(&mut self, run: Run) {
+        self.slot(run.replica);
+        self.arrived.entry(run.replica).or_default().push(run);
     }
 
     /// Goes on making what was taken in of a replica usable, without what cannot be reached. Whether all of it is.
     pub fn settle(&mut self, replica: ReplicaId, settling: &mut Settling) -> bool {
-        self.shadows.get_mut(&replica).is_none_or(|shadow| shadow.settle(settling))
+        let Some(slot) = self.slots.get(&replica) else { return true };
+        let mut nothing = Vec::new();
+        let arrived = self.arrived.get_mut(&replica).unwrap_or(&mut nothing);
+        let is_done = settling.go_on(&mut self.tree, *slot, arrived);
+        if is_done {
+            self.arrived.remove(&replica);
+            self.used = self.used.max(settling.last_use());
+        }
+        is_done
     }
 
     /// Whose blocks are known.
     pub fn replicas(&self) -> impl Iterator<Item = ReplicaId> {
-        self.shadows.keys().copied()
+        self.slots.keys().copied()
+    }
+
+    fn shadow(&self, replica: ReplicaId) -> Option<&Shadow> {
+        self.tree.shadow(*self.slots.get(&replica)?)
     }
 
     /// Blocks that were ever recorded for the replica here, evicted ones included.
     pub fn recorded_blocks(&self, replica: ReplicaId) -> u64 {
-        self.shadows.get(&replica).map_or(0, |shadow| shadow.recorded)
+        self.shadow(replica).map_or(0, |shadow| shadow.recorded)
     }
 
     /// Blocks that the replica is believed to hold.
     pub fn held_blocks(&self, replica: ReplicaId) -> usize {
-        self.shadows.get(&replica).map_or(0, Shadow::len)
+        self.shadow(replica).map_or(0, |shadow| shadow.held)
     }
 }
 
 #[cfg(test)]
-mod tests {
-    use super::*;
-
-    const REPLICA: ReplicaId = ReplicaId { slot: 0, incarnation: 1 };
-
-    fn hashes(values: &[u64]) -> Vec<BlockHash> {
-        values.iter().copied().map(BlockHash).collect()
-    }
-
-    #[track_caller]
-    fn check_overlap(index: &PrefixIndex, chain: &[u64], expected: usize) {
-        assert_eq!(index.overlap_blocks(REPLICA, &hashes(chain)), expected, "{chain:?}");
-    }
-
-    #[test]
-    fn overlap_counts_from_the_root_to_the_first_block_not_held() {
-        let mut index = PrefixIndex::new();
-        index.record(REPLICA, 10, None, &hashes(&[1, 2, 3]));
-        check_overlap(&index, &[1, 2, 3, 4], 3);
-        check_overlap(&index, &[1, 2, 9, 3], 2);
-        check_overlap(&index, &[9, 8], 0);
-        check_overlap(&index, &[], 0);
-    }
-
-    #[test]
-    fn blocks_without_a_held_parent_are_not_reachable_and_not_kept() {
-        let mut index = PrefixIndex::new();
-        let recorded = index.record(REPLICA, 10, Some(BlockHash(7)), &hashes(&[8]));
-        assert_eq!(recorded, Recorded::Orphaned);
-        assert_eq!(index.held_blocks(REPLICA), 0);
-    }
-
-    #[test]
-    fn the_tail_of_the_least_recently_used_sequence_goes_first() {
-        let mut index = PrefixIndex::new();
-        index.record(REPLICA, 5, None, &hashes(&[1, 2, 3]));
-        index.record(REPLICA, 5, Some(BlockHash(1)), &hashes(&[4, 5]));
-        index.record(REPLICA, 5, Some(BlockHash(5)), &hashes(&[6]));
-        check_overlap(&index, &[1, 2, 3], 2);
-        check_overlap(&index, &[1, 4, 5, 6], 4);
-    }
-
-    #[test]
-    fn what_was_not_computed_is_taken_back_up_to_what_others_built_on() {
-        let mut index = PrefixIndex::new();
-        index.record(REPLICA, 10, None, &hashes(&[1, 2, 3, 4]));
-        index.record(REPLICA, 10, Some(BlockHash(2)), &hashes(&[5]));
-        index.forget(REPLICA, &hashes(&[1, 2, 3, 4]));
-        check_overlap(&index, &[1, 2, 3, 4], 2);
-        check_overlap(&index, &[1, 2, 5], 3);
-        index.forget(REPLICA, &hashes(&[9]));
-        assert_eq!(index.held_blocks(REPLICA), 3);
-    }
-
-    #[test]
-    fn a_smaller_capacity_takes_effect_in_steps() {
-        let mut index = PrefixIndex::new();
-        let other = ReplicaId { slot: 9, ..REPLICA };
-        for replica in [REPLICA, other] {
-            index.record(replica, 10, None, &hashes(&[1, 2, 3, 4]));
-            index.set_capacity(replica, 2);
-        }
-        for left in [8, 5, 4, 4] {
-            assert_eq!(index.held_blocks(REPLICA) + index.held_blocks(other), left);
-            index.shrink(3);
-        }
-        check_overlap(&index, &[1, 2, 3, 4], 2);
-    }
-
-    fn settle(index: &mut PrefixIndex) {
-        let mut settling = Settling::default();
-        while !index.settle(REPLICA, &mut settling) {}
-    }
-
-    /// Hands an index on, with `between` done to it after each run.
-    fn handed_on(
-        index: &mut PrefixIndex,
-        mut between: impl FnMut(&mut PrefixIndex),
-    ) -> PrefixIndex {
-        let (mut copy, mut cursor) = (PrefixIndex::with_seed(5), index.cursor());
-        while let Some(run) = index.export(&mut cursor) {
-            copy.import(&run);
-            between(index);
-        }
-        settle(&mut copy);
-        copy
-    }
-
-    #[test]
-    fn an_index_is_handed_on_with_its_order_of_use() {
-        let mut index = PrefixIndex::new();
-        index.record(REPLICA, 5, None, &hashes(&[1, 2, 3]));
-        index.record(REPLICA, 5, Some(BlockHash(1)), &hashes(&[4, 5]));
-        let mut copy = handed_on(&mut index, |_| {});
-        for index in [&mut index, &mut copy] {
-            assert_eq!(index.held_blocks(REPLICA), 5);
-            index.record(REPLICA, 5, Some(BlockHash(5)), &hashes(&[6]));
-            check_overlap(index, &[1, 2, 3], 2);
-            check_overlap(index, &[1, 4, 5, 6], 4);
-        }
-    }
-
-    #[test]
-    fn what_lost_its_parent_on_the_way_is_dropped() {
-        let mut index = PrefixIndex::new();
-        index.record(REPLICA, 5, None, &hashes(&[1]));
-        index.record(REPLICA, 5, None, &hashes(&[2, 3]));
-        let mut copy = PrefixIndex::new();
-        let run = |used, parent, blocks: &[u64]| Run {
-            replica: REPLICA,
-            used,
-            parent,
-            blocks: hashes(blocks),
-        };
-        copy.import(&run(4, Some(BlockHash(8)), &[9, 10]));
-        copy.import(&run(2, Some(BlockHash(1)), &[2, 3]));
-        copy.import(&run(1, None, &[1]));
-        // Nobody writes this: a circle must end all the same.
-        copy.import(&run(1, Some(BlockHash(21)), &[20, 21]));
-        settle(&mut copy);
-        assert_eq!(copy.held_blocks(REPLICA), 3);
-        check_overlap(&copy, &[1, 2, 3], 3);
-        check_overlap(&copy, &[9, 10], 0);
-        copy.record(REPLICA, 3, Some(BlockHash(1)), &hashes(&[7]));
-        check_overlap(&copy, &[1, 7], 2);
-        check_overlap(&copy, &[1, 2, 3], 2);
-    }
-
-    #[test]
-    fn a_count_of_uses_beyond_reason_does_not_begin_again() {
-        let mut index = PrefixIndex::new();
-        let run = Run { replica: REPLICA, used: u64::MAX, parent: None, blocks: hashes(&[1]) };
-        index.import(&run);
-        settle(&mut index);
-        index.record(REPLICA, 2, None, &hashes(&[2]));
-        index.record(REPLICA, 2, None, &hashes(&[3]));
-        check_overlap(&index, &[1], 0);
-        check_overlap(&index, &[3], 1);
-    }
-
-    #[test]
-    fn what_stays_while_an_index_is_handed_on_arrives() {
-        let mut index = PrefixIndex::new();
-        index.record(REPLICA, 5, None, &hashes(&[1, 2]));
-        index.record(REPLICA, 5, Some(BlockHash(1)), &hashes(&[3]));
-        let mut fresh = 100;
-        let copy = handed_on(&mut index, |index| {
-            fresh += 1;
-            index.record(REPLICA, 5, Some(BlockHash(2)), &hashes(&[fresh]));
-            index.forget(REPLICA, &hashes(&[fresh]));
-        });
-        check_overlap(&copy, &[1, 2], 2);
-        check_overlap(&copy, &[1, 3], 2);
-    }
-
-    /// Block hashes that all fall into the first of 65,536 buckets, as far as a client that does
-    /// not know the seed can tell.
-    #[test]
-    fn a_client_that_knows_the_hash_but_not_the_seed_cannot_fill_one_bucket() {
-        let bucket = |seeded: Seeded, hash: u64| seeded.hash_one(BlockHash(hash)) % 65_536;
-        let chosen = (0..).filter(|hash| bucket(Seeded(0), *hash) == 0);
-        let chosen: Vec<u64> = chosen.take(64).collect();
-        let mut hit: Vec<u64> = chosen.iter().map(|hash| bucket(Seeded(77), *hash)).collect();
-        hit.sort_unstable();
-        hit.dedup();
-        assert!(hit.len() >= 60, "{} buckets", hit.len());
-    }
-
-    #[test]
-    fn a_new_incarnation_starts_empty_and_the_old_one_can_be_dropped() {
-        let mut index = PrefixIndex::new();
-        let restarted = ReplicaId { slot: 0, incarnation: 2 };
-        index.record(REPLICA, 10, None, &hashes(&[1]));
-        assert_eq!(index.overlap_blocks(restarted, &hashes(&[1])), 0);
-        index.retain(|replica| replica == restarted);
-        check_overlap(&index, &[1], 0);
-    }
-}
+mod tests;

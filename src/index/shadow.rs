@@ -1,281 +1,224 @@
-//! One replica's shadow cache: a bounded tree of blocks, least recently used leaf out first.
+//! One replica's shadow: how much it holds, in which order it was used, and what goes first when there is no room.
 //!
-//! A use touches only the deepest block, in constant time, however long the prefix: a parent
-//! inherits its youngest child's time when that child is evicted, which is the only moment at
-//! which the parent's own time can matter.
+//! A use touches only the hold that it ends in, in constant time, however long the prefix. What is in front inherits that
+//! use when what follows is evicted, which is the only moment at which it can matter. So the order has every hold once, by
+//! its own last use; one that something follows is taken out of it when it comes first, and comes back in the place of the
+//! last that followed.
 
-use super::{Recorded, Seeded};
-use crate::tokens::blocks::BlockHash;
+use super::slab::NONE;
+use super::tree::{Slot, Tree};
+use crate::replicas::ReplicaId;
 use hashbrown::HashMap;
-use hashbrown::hash_map::Entry;
-use std::cmp::Reverse;
-use std::collections::BinaryHeap;
 
-/// Blocks evicted with one record beyond as many as it brings, where a capacity has shrunk: some milliseconds at most.
-const EVICTED_AT_ONCE: usize = 4 << 10;
+/// In place of a neighbour: not in the order.
+pub(super) const UNLINKED: u32 = u32::MAX - 1;
 
-/// A position in [`Shadow::nodes`].
-pub(super) type NodeIndex = u32;
+/// Of a shadow's blocks each 16 may have a branch of their own. A branch takes as much as a dozen blocks, so twice as many
+/// would double an index of short prompts, of which the tails are worth nothing; with half as many, chats of 500 tokens
+/// would be forgotten before the engine does.
+const BLOCKS_PER_HOLD: usize = 16;
 
-/// What a place in [`Shadow::nodes`] is used for.
-#[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub(super) enum Tenant {
-    /// Nothing.
-    Nobody,
-    /// A block that is held.
-    Block,
-    /// A block that others were said to follow, before it came itself.
-    Named,
-}
+/// And so many more, for caches of a few blocks.
+const MORE_HOLDS: usize = 32;
 
-#[derive(Debug, Clone, Copy)]
-pub(super) struct Node {
-    pub(super) hash: BlockHash,
-    pub(super) tenant: Tenant,
-    pub(super) parent: Option<NodeIndex>,
-    pub(super) children: u32,
-    /// The [`Shadow::uses`] count at the last use that ended here or in an evicted descendant.
-    pub(super) used: u64,
-}
+/// Holds that are looked at to say what would go.
+const LOOKED_AT: usize = 8;
 
 #[derive(Debug)]
 pub(super) struct Shadow {
-    capacity: usize,
-    pub(super) by_hash: HashMap<BlockHash, NodeIndex, Seeded>,
-    pub(super) nodes: Vec<Node>,
-    free: Vec<NodeIndex>,
-    /// Leaves by time of use. An entry is stale when its node is gone, has children, or has been
-    /// used since; stale entries are dropped when they surface.
-    leaves: BinaryHeap<Reverse<(u64, NodeIndex)>>,
-    pub(super) uses: u64,
-    /// Blocks that were ever inserted by records.
+    pub(super) id: ReplicaId,
+    pub(super) capacity: usize,
+    /// Blocks.
+    pub(super) held: usize,
+    pub(super) holds: usize,
+    pub(super) oldest: u32,
+    pub(super) newest: u32,
+    /// Blocks that it ever came to hold.
     pub(super) recorded: u64,
 }
 
 impl Shadow {
-    pub(super) fn new(seeded: Seeded) -> Self {
-        Self {
-            capacity: 0,
-            by_hash: HashMap::with_hasher(seeded),
-            nodes: Vec::new(),
-            free: Vec::new(),
-            leaves: BinaryHeap::new(),
-            uses: 0,
-            recorded: 0,
+    pub(super) fn new(id: ReplicaId) -> Self {
+        let (oldest, newest) = (NONE, NONE);
+        Self { id, capacity: 0, held: 0, holds: 0, oldest, newest, recorded: 0 }
+    }
+
+    fn most_holds(&self) -> usize {
+        match self.capacity {
+            0 => 0,
+            capacity => capacity / BLOCKS_PER_HOLD + MORE_HOLDS,
+        }
+    }
+}
+
+/// What a replica would evict for new blocks.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
+pub struct Evicted {
+    /// How many blocks.
+    pub blocks: usize,
+    /// When they were last used, on average over them: microseconds of [`super::PrefixIndex::advance`]'s clock.
+    pub used: u64,
+}
+
+impl Tree {
+    /// Notes a use that ended here.
+    pub(super) fn touch(&mut self, at: u32, used: u64) {
+        let Some(hold) = self.holds.get_mut(at) else { return };
+        if used > hold.used() {
+            hold.set_used(used);
+        }
+        let slot = hold.slot;
+        self.unlink(at);
+        let Some(newest) = self.shadow(slot).map(|shadow| shadow.newest) else { return };
+        self.link_between(at, slot, newest, NONE);
+    }
+
+    /// Puts a hold into the order just before another of the same replica. Where that has no place, this gets none.
+    pub(super) fn link_before(&mut self, at: u32, other: u32) {
+        let Some(other_hold) = self.holds.get(other).copied() else { return };
+        if other_hold.older != UNLINKED {
+            self.link_between(at, other_hold.slot, other_hold.older, other);
         }
     }
 
-    pub(super) fn len(&self) -> usize {
-        self.by_hash.len()
-    }
-
-    pub(super) fn set_capacity(&mut self, capacity: usize) {
-        self.capacity = capacity;
-    }
-
-    pub(super) fn overlap_blocks(&self, chain: &[BlockHash]) -> usize {
-        chain.partition_point(|hash| self.by_hash.contains_key(hash))
-    }
-
-    pub(super) fn record(&mut self, parent: Option<BlockHash>, blocks: &[BlockHash]) -> Recorded {
-        let mut last = None;
-        if let Some(parent) = parent {
-            match self.by_hash.get(&parent) {
-                Some(index) => last = Some(*index),
-                None => return Recorded::Orphaned,
-            }
+    fn link_between(&mut self, at: u32, slot: Slot, older: u32, newer: u32) {
+        self.set_newer(slot, older, at);
+        self.set_older(slot, newer, at);
+        if let Some(hold) = self.holds.get_mut(at) {
+            (hold.older, hold.newer) = (older, newer);
         }
-        self.uses += 1;
-        // Beyond the capacity nothing of this chain can stay, whatever else is evicted.
-        for hash in blocks.iter().take(self.capacity) {
-            last = Some(self.hold(*hash, last));
-        }
-        if let Some(index) = last {
-            self.touch(index);
-        }
-        self.evict(blocks.len() + EVICTED_AT_ONCE);
-        Recorded::Held
     }
 
-    /// The block's node, which is new if the block is: with one look at the map, since a long prompt has thousands.
-    fn hold(&mut self, hash: BlockHash, parent: Option<NodeIndex>) -> NodeIndex {
-        let vacant = match self.by_hash.entry(hash) {
-            Entry::Occupied(held) => return *held.get(),
-            Entry::Vacant(vacant) => vacant,
+    pub(super) fn unlink(&mut self, at: u32) {
+        let Some(hold) = self.holds.get_mut(at).filter(|hold| hold.older != UNLINKED) else {
+            return;
         };
-        if let Some(parent) = parent.and_then(|index| self.nodes.get_mut(index as usize)) {
-            parent.children += 1;
-        }
-        self.recorded += 1;
-        let node = Node { hash, tenant: Tenant::Block, parent, children: 0, used: self.uses };
-        let index = place(&mut self.nodes, &mut self.free, node);
-        vacant.insert(index);
-        index
+        let (slot, older, newer) = (hold.slot, hold.older, hold.newer);
+        (hold.older, hold.newer) = (UNLINKED, UNLINKED);
+        self.set_newer(slot, older, newer);
+        self.set_older(slot, newer, older);
     }
 
-    pub(super) fn put(&mut self, node: Node) -> NodeIndex {
-        let index = place(&mut self.nodes, &mut self.free, node);
-        self.by_hash.insert(node.hash, index);
-        index
-    }
-
-    /// Notes a leaf that was not among them.
-    pub(super) fn add_leaf(&mut self, index: NodeIndex, used: u64) {
-        self.leaves.push(Reverse((used, index)));
-    }
-
-    fn touch(&mut self, index: NodeIndex) {
-        let used = self.uses;
-        if let Some(node) = self.node_mut(index) {
-            node.used = used;
-            if node.children == 0 {
-                self.leaves.push(Reverse((used, index)));
-            }
-        }
-        // Repeated use of one leaf leaves stale entries behind; rebuilding when they are the
-        // majority keeps the heap within a constant factor of the tree at amortised O(1).
-        if self.leaves.len() > 2 * self.by_hash.len() + 16 {
-            self.rebuild_leaves();
+    fn set_newer(&mut self, slot: Slot, at: u32, newer: u32) {
+        if let Some(hold) = self.holds.get_mut(at) {
+            hold.newer = newer;
+        } else if let Some(shadow) = self.shadow_mut(slot) {
+            shadow.oldest = newer;
         }
     }
 
-    fn rebuild_leaves(&mut self) {
-        self.leaves = self
-            .by_hash
-            .values()
-            .filter_map(|&index| {
-                let node = self.nodes.get(index as usize)?;
-                (node.children == 0).then_some(Reverse((node.used, index)))
-            })
-            .collect();
+    fn set_older(&mut self, slot: Slot, at: u32, older: u32) {
+        if let Some(hold) = self.holds.get_mut(at) {
+            hold.older = older;
+        } else if let Some(shadow) = self.shadow_mut(slot) {
+            shadow.newest = older;
+        }
     }
 
-    /// Evicts what is over the capacity, at most so much. Returns how much that was.
-    pub(super) fn evict(&mut self, most: usize) -> usize {
+    /// A replica's holds in the order of their use, without those that left it.
+    pub(super) fn in_order(&self, slot: Slot) -> impl Iterator<Item = u32> {
+        let mut next = self.shadow(slot).map_or(NONE, |shadow| shadow.oldest);
+        std::iter::from_fn(move || {
+            let at = next;
+            next = self.holds.get(at)?.newer;
+            Some(at)
+        })
+    }
+
+    /// Puts a replica's holds in the order of their use.
+    pub(super) fn sort(&mut self, slot: Slot) {
+        let mut all: Vec<(u64, u32)> =
+            self.in_order(slot).filter_map(|at| Some((self.holds.get(at)?.used(), at))).collect();
+        all.sort_unstable();
+        for (used, at) in all {
+            self.touch(at, used);
+        }
+    }
+
+    /// Evicts what is over the capacity, at most so many blocks (and the rest of the last branch). Returns how many.
+    pub(super) fn evict(&mut self, slot: Slot, most: usize) -> usize {
         let mut evicted = 0;
-        while evicted < most && self.by_hash.len() > self.capacity {
-            let Some(Reverse((used, index))) = self.leaves.pop() else { break };
-            let Some(node) = self.nodes.get(index as usize).copied() else { continue };
-            let is_gone = node.tenant == Tenant::Nobody;
-            let is_stale = is_gone || node.children > 0 || node.used != used;
-            if !is_stale {
-                self.remove_leaf(index, node);
-                evicted += 1;
+        while evicted < most {
+            let Some(shadow) = self.shadow(slot) else { break };
+            let blocks = shadow.held.saturating_sub(shadow.capacity);
+            let branches = shadow.holds > shadow.most_holds();
+            let oldest = shadow.oldest;
+            let Some(hold) = self.holds.get(oldest).filter(|_| blocks > 0 || branches) else {
+                break;
+            };
+            if hold.children > 0 {
+                self.unlink(oldest);
+                continue;
             }
+            let blocks = u32::try_from(blocks.min(most - evicted)).unwrap_or(u32::MAX);
+            let gone = if branches { hold.held } else { hold.held.min(blocks) };
+            let to = hold.held - gone;
+            self.cut(oldest, to);
+            evicted += gone as usize;
         }
         evicted
     }
 
-    pub(super) fn forget(&mut self, blocks: &[BlockHash]) {
-        for hash in blocks.iter().rev() {
-            let Some(&index) = self.by_hash.get(hash) else { continue };
-            match self.nodes.get(index as usize).copied() {
-                Some(node) if node.children == 0 => self.remove_leaf(index, node),
-                _ => return,
+    /// What would go for so many new blocks: exact for the first few branches, and the rest as the last of these.
+    pub(super) fn would_evict(&self, slot: Slot, new_blocks: usize) -> Evicted {
+        let Some(shadow) = self.shadow(slot) else { return Evicted::default() };
+        let wanted = (shadow.held + new_blocks).saturating_sub(shadow.capacity).min(shadow.held);
+        let (mut left, mut sum, mut last) = (wanted, 0u128, 0);
+        let leaves = self.in_order(slot).filter_map(|at| self.holds.get(at));
+        for hold in leaves.take(4 * LOOKED_AT).filter(|hold| hold.children == 0).take(LOOKED_AT) {
+            let blocks = left.min(hold.held as usize);
+            left -= blocks;
+            last = hold.used();
+            sum += u128::from(last) * blocks as u128;
+            if left == 0 {
+                break;
             }
         }
+        sum += u128::from(last) * left as u128;
+        let used = sum.checked_div(wanted as u128).unwrap_or(0);
+        Evicted { blocks: wanted, used: u64::try_from(used).unwrap_or(u64::MAX) }
     }
 
-    fn remove_leaf(&mut self, index: NodeIndex, node: Node) {
-        self.vacate(index, node.hash);
-        let Some(parent_index) = node.parent else { return };
-        let Some(parent) = self.node_mut(parent_index) else { return };
-        parent.children = parent.children.saturating_sub(1);
-        parent.used = parent.used.max(node.used);
-        if parent.children == 0 {
-            let entry = Reverse((parent.used, parent_index));
-            self.leaves.push(entry);
-        }
-    }
-
-    pub(super) fn vacate(&mut self, index: NodeIndex, hash: BlockHash) {
-        self.by_hash.remove(&hash);
-        self.free.push(index);
-        if let Some(node) = self.node_mut(index) {
-            node.tenant = Tenant::Nobody;
-        }
-    }
-
-    pub(super) fn node_mut(&mut self, index: NodeIndex) -> Option<&mut Node> {
-        self.nodes.get_mut(index as usize)
-    }
-}
-
-/// Puts a node into a free place, or a new one.
-fn place(nodes: &mut Vec<Node>, free: &mut Vec<NodeIndex>, node: Node) -> NodeIndex {
-    if let Some(index) = free.pop() {
-        if let Some(slot) = nodes.get_mut(index as usize) {
-            *slot = node;
-        }
-        return index;
-    }
-    nodes.push(node);
-    // The capacity, and so the number of nodes, is far below 2^32.
-    u32::try_from(nodes.len() - 1).unwrap_or(u32::MAX)
-}
-
-#[cfg(test)]
-mod tests {
-    use super::*;
-
-    /// Bytes that the shadow has asked the allocator for, as the host's own words are sized: no
-    /// fewer than in a VM.
-    fn bytes(shadow: &Shadow) -> usize {
-        // hashbrown keeps a byte for each bucket, and fills seven of eight.
-        let buckets = shadow.by_hash.capacity().div_ceil(7) * 8;
-        buckets * (size_of::<(BlockHash, NodeIndex)>() + 1)
-            + shadow.nodes.capacity() * size_of::<Node>()
-            + shadow.free.capacity() * size_of::<NodeIndex>()
-            + shadow.leaves.capacity() * size_of::<Reverse<(u64, NodeIndex)>>()
-    }
-
-    /// Prompts that share nothing, some used twice, of a few blocks each.
-    fn use_prompts(shadow: &mut Shadow, from: u64, count: u64) {
-        for prompt in from..from + count {
-            let blocks: Vec<BlockHash> =
-                (0..1 + prompt % 4).map(|n| BlockHash((prompt << 3) + n)).collect();
-            shadow.record(None, &blocks);
-            if prompt % 3 == 0 {
-                shadow.record(None, &blocks);
+    /// Takes from a replica everything behind a place.
+    pub(super) fn lose_behind(&mut self, slot: Slot, segment: u32, blocks: u32) {
+        let mut behind: HashMap<u32, bool> = HashMap::new();
+        behind.insert(segment, true);
+        behind.insert(NONE, false);
+        let leaves: Vec<u32> = self
+            .in_order(slot)
+            .filter(|at| self.holds.get(*at).is_some_and(|hold| hold.children == 0))
+            .collect();
+        for leaf in leaves {
+            if !self.is_behind(leaf, &mut behind) {
+                continue;
             }
-            if prompt % 50 == 0 {
-                shadow.forget(&blocks);
+            let mut next = Some(leaf);
+            while let Some(hold) = next.and_then(|at| self.holds.get(at)) {
+                let (at, id) = (next.unwrap_or(NONE), hold.segment);
+                if id == segment || hold.children > 0 {
+                    break;
+                }
+                let parent = self.segments.get(id).map_or(NONE, |segment| segment.parent);
+                next = self.hold_of(parent, slot);
+                self.cut(at, 0);
             }
         }
+        if let Some(at) = self.hold_of(segment, slot) {
+            self.cut(at, blocks);
+        }
     }
 
-    #[test]
-    fn millions_of_prompts_take_no_more_memory_than_the_first_that_fill_it() {
-        const CAPACITY: usize = 10_000;
-        // Fifty times what fits, or as many as somebody cares to wait for.
-        let prompts = std::env::var("WARMPATH_PROMPTS").ok();
-        let prompts = prompts.map_or(200_000, |count| count.parse().expect("a number of prompts"));
-        let mut shadow = Shadow::new(Seeded(7));
-        shadow.set_capacity(CAPACITY);
-        use_prompts(&mut shadow, 0, 20_000);
-        let early = bytes(&shadow);
-        use_prompts(&mut shadow, 20_000, prompts);
-        // And one that is in use without a pause, so that nothing else is evicted.
-        for _ in 0..100_000 {
-            shadow.record(None, &[BlockHash(7)]);
-        }
-        assert_eq!(shadow.len(), CAPACITY);
-        // One prompt goes in before others go out.
-        assert!(shadow.nodes.len() <= CAPACITY + 4, "{}", shadow.nodes.len());
-        assert!(shadow.leaves.len() <= 2 * CAPACITY + 17, "{}", shadow.leaves.len());
-        assert!(bytes(&shadow) <= 2 * early, "{early} bytes, then {}", bytes(&shadow));
-    }
-
-    #[test]
-    fn a_full_shadow_takes_the_bytes_a_block_that_its_bound_counts_on() {
-        // Just beyond a power of two, where tables have just doubled.
-        for capacity in [66_000, 131_000] {
-            let mut shadow = Shadow::new(Seeded(7));
-            shadow.set_capacity(capacity);
-            use_prompts(&mut shadow, 0, capacity as u64);
-            assert_eq!(shadow.len(), capacity);
-            let each = bytes(&shadow) / capacity;
-            assert!(each <= 120, "{each} bytes a block");
-        }
+    /// Whether a hold's segment is one of those that are behind, or that one itself. What lies between is found out, too.
+    fn is_behind(&self, hold: u32, behind: &mut HashMap<u32, bool>) -> bool {
+        let (mut path, mut at) = (Vec::new(), self.holds.get(hold).map_or(NONE, |h| h.segment));
+        let answer = loop {
+            if let Some(known) = behind.get(&at) {
+                break *known;
+            }
+            path.push(at);
+            at = self.segments.get(at).map_or(NONE, |segment| segment.parent);
+        };
+        behind.extend(path.into_iter().map(|segment| (segment, answer)));
+        answer
     }
 }

@@ -8,7 +8,7 @@
 //! It knows nothing of requests, steps or time.
 
 use hashbrown::HashMap;
-use std::collections::BTreeMap;
+use hashbrown::hash_map::Entry;
 use std::hash::Hash;
 
 /// A physical block.
@@ -26,16 +26,25 @@ pub enum Change<K> {
     Cleared,
 }
 
+/// Stands for no block in a list: a pool has fewer.
+const NONE: u32 = u32::MAX;
+
 /// The pool.
 #[derive(Debug, Clone)]
 pub struct BlockCache<K> {
     slots: Vec<Slot<K>>,
-    /// Blocks that nobody holds, by the stamp of their release: the first is taken next.
-    idle: BTreeMap<u64, BlockId>,
-    stored: HashMap<K, Vec<BlockId>>,
+    /// The block that is taken next, and the one that was given back last.
+    oldest: u32,
+    newest: u32,
+    idle: usize,
+    /// Blocks out of use since the pool shrank, and how many of those in use are to follow.
+    retired: Vec<BlockId>,
+    retiring: usize,
+    /// By key, the first block that has it.
+    stored: HashMap<K, u32>,
     cached: usize,
-    next_stamp: u64,
     evicted: u64,
+    stores: u64,
     /// What nobody has been told yet; none while nobody listens.
     changes: Option<Vec<Change<K>>>,
 }
@@ -44,40 +53,76 @@ pub struct BlockCache<K> {
 struct Slot<K> {
     key: Option<K>,
     holders: u32,
-    stamp: u64,
+    /// Neighbours in the list of blocks that nobody holds.
+    older: u32,
+    newer: u32,
+    /// The next block with the same key.
+    twin: u32,
+}
+
+impl<K> Slot<K> {
+    const EMPTY: Self = Self { key: None, holders: 0, older: NONE, newer: NONE, twin: NONE };
 }
 
 impl<K: Copy + Eq + Hash> BlockCache<K> {
     /// A pool of `capacity` empty blocks.
     pub fn new(capacity: u32) -> Self {
         let mut cache = Self {
-            slots: vec![Slot { key: None, holders: 0, stamp: 0 }; capacity as usize],
-            idle: BTreeMap::new(),
+            slots: Vec::with_capacity(capacity as usize),
+            oldest: NONE,
+            newest: NONE,
+            idle: 0,
+            retired: Vec::new(),
+            retiring: 0,
             stored: HashMap::new(),
             cached: 0,
-            next_stamp: 0,
             evicted: 0,
+            stores: 0,
             changes: None,
         };
-        for id in 0..capacity {
-            cache.put_idle(BlockId(id));
-        }
+        cache.resize(capacity as usize);
         cache
+    }
+
+    /// Makes it a pool of so many blocks. Those that are too many go as soon as nobody holds them, the longest unused
+    /// first.
+    pub fn resize(&mut self, capacity: usize) {
+        while self.capacity() < capacity {
+            if self.retiring > 0 {
+                self.retiring -= 1;
+            } else if let Some(id) = self.retired.pop() {
+                self.give_back(id);
+            } else {
+                let id = BlockId(u32::try_from(self.slots.len()).unwrap_or(NONE));
+                self.slots.push(Slot::EMPTY);
+                self.give_back(id);
+            }
+        }
+        while self.capacity() > capacity {
+            match self.oldest() {
+                Some(id) => {
+                    self.unlink(id);
+                    self.forget(id);
+                    self.retired.push(id);
+                }
+                None => self.retiring += 1,
+            }
+        }
     }
 
     /// Blocks in all.
     pub fn capacity(&self) -> usize {
-        self.slots.len()
+        self.slots.len() - self.retired.len() - self.retiring
     }
 
     /// Blocks that somebody holds.
     pub fn held(&self) -> usize {
-        self.slots.len() - self.idle.len()
+        self.slots.len() - self.retired.len() - self.idle
     }
 
     /// Blocks that can be taken, cached contents or not.
     pub fn idle(&self) -> usize {
-        self.idle.len()
+        self.idle
     }
 
     /// Blocks whose contents can be hit, held or not.
@@ -88,6 +133,11 @@ impl<K: Copy + Eq + Hash> BlockCache<K> {
     /// Cached blocks given up for room so far.
     pub fn evicted(&self) -> u64 {
         self.evicted
+    }
+
+    /// How often a block's contents became known or were given up for room so far.
+    pub fn churn(&self) -> u64 {
+        self.stores + self.evicted
     }
 
     /// Changes are kept from now on. The first says that there is nothing yet, so that who listens forgets whatever an
@@ -103,55 +153,70 @@ impl<K: Copy + Eq + Hash> BlockCache<K> {
 
     /// The longest run of `keys`, from the first, that is cached. Changes nothing.
     pub fn find(&self, keys: &[K]) -> Vec<BlockId> {
-        keys.iter().map_while(|key| self.stored.get(key)?.first().copied()).collect()
+        keys.iter().map_while(|key| self.stored.get(key).copied().map(BlockId)).collect()
     }
 
     /// How many of `blocks` nobody holds: claiming them shrinks [`Self::idle`] by as many.
     pub fn idle_among(&self, blocks: &[BlockId]) -> usize {
-        blocks.iter().filter(|id| self.slot(**id).is_some_and(|slot| slot.holders == 0)).count()
+        let is_idle =
+            |id: &&BlockId| self.slots.get(id.0 as usize).is_some_and(|slot| slot.holders == 0);
+        blocks.iter().filter(is_idle).count()
     }
 
     /// Holds blocks that were found.
     pub fn claim(&mut self, blocks: &[BlockId]) {
         for id in blocks {
             let Some(slot) = self.slots.get_mut(id.0 as usize) else { continue };
-            if slot.holders == 0 {
-                self.idle.remove(&slot.stamp);
-            }
             slot.holders += 1;
+            if slot.holders == 1 {
+                self.unlink(*id);
+            }
         }
     }
 
-    /// Takes `count` blocks, evicting what they cached, or none when there are too few.
-    pub fn take(&mut self, count: usize) -> Option<Vec<BlockId>> {
-        if count > self.idle.len() {
-            return None;
+    /// Takes `count` blocks, evicting what they cached, and puts them behind `blocks`. Or none, when there are too few:
+    /// whether it did.
+    pub fn take(&mut self, count: usize, blocks: &mut Vec<BlockId>) -> bool {
+        if count > self.idle {
+            return false;
         }
-        let mut taken = Vec::with_capacity(count);
         for _ in 0..count {
-            let (_, id) = self.idle.pop_first()?;
+            let Some(id) = self.oldest() else { break };
+            self.unlink(id);
             if self.forget(id) {
                 self.evicted += 1;
             }
             if let Some(slot) = self.slots.get_mut(id.0 as usize) {
                 slot.holders = 1;
             }
-            taken.push(id);
+            blocks.push(id);
         }
-        Some(taken)
+        true
     }
 
     /// Makes a held block's contents known under `key`.
     pub fn store(&mut self, id: BlockId, key: K) {
         let Some(slot) = self.slots.get_mut(id.0 as usize) else { return };
-        if slot.key.is_none() {
-            slot.key = Some(key);
-            self.cached += 1;
-            let copies = self.stored.entry(key).or_default();
-            copies.push(id);
-            if copies.len() == 1 {
+        if slot.key.is_some() {
+            return;
+        }
+        slot.key = Some(key);
+        self.cached += 1;
+        self.stores += 1;
+        let mut last = match self.stored.entry(key) {
+            Entry::Occupied(first) => *first.get(),
+            Entry::Vacant(entry) => {
+                entry.insert(id.0);
                 self.tell(Change::Stored(key));
+                return;
             }
+        };
+        while let Some(slot) = self.slots.get_mut(last as usize) {
+            if slot.twin == NONE {
+                slot.twin = id.0;
+                break;
+            }
+            last = slot.twin;
         }
     }
 
@@ -160,8 +225,15 @@ impl<K: Copy + Eq + Hash> BlockCache<K> {
         for id in blocks.iter().rev() {
             let Some(slot) = self.slots.get_mut(id.0 as usize) else { continue };
             slot.holders = slot.holders.saturating_sub(1);
-            if slot.holders == 0 {
-                self.put_idle(*id);
+            if slot.holders > 0 {
+                continue;
+            }
+            if self.retiring > 0 {
+                self.retiring -= 1;
+                self.forget(*id);
+                self.retired.push(*id);
+            } else {
+                self.give_back(*id);
             }
         }
     }
@@ -173,7 +245,10 @@ impl<K: Copy + Eq + Hash> BlockCache<K> {
         }
         self.stored.clear();
         self.cached = 0;
-        self.slots.iter_mut().for_each(|slot| slot.key = None);
+        for slot in &mut self.slots {
+            slot.key = None;
+            slot.twin = NONE;
+        }
         self.tell(Change::Cleared);
         true
     }
@@ -184,30 +259,62 @@ impl<K: Copy + Eq + Hash> BlockCache<K> {
         }
     }
 
-    fn slot(&self, id: BlockId) -> Option<&Slot<K>> {
-        self.slots.get(id.0 as usize)
+    fn oldest(&self) -> Option<BlockId> {
+        (self.oldest != NONE).then_some(BlockId(self.oldest))
     }
 
-    fn put_idle(&mut self, id: BlockId) {
-        let stamp = self.next_stamp;
-        self.next_stamp += 1;
-        if let Some(slot) = self.slots.get_mut(id.0 as usize) {
-            slot.stamp = stamp;
-            self.idle.insert(stamp, id);
+    /// Puts a block at the end of the list of those that nobody holds.
+    fn give_back(&mut self, id: BlockId) {
+        let last = std::mem::replace(&mut self.newest, id.0);
+        match self.slots.get_mut(last as usize) {
+            Some(slot) => slot.newer = id.0,
+            None => self.oldest = id.0,
         }
+        if let Some(slot) = self.slots.get_mut(id.0 as usize) {
+            slot.older = last;
+            slot.newer = NONE;
+        }
+        self.idle += 1;
     }
 
+    /// Takes a block out of that list.
+    fn unlink(&mut self, id: BlockId) {
+        let Some(slot) = self.slots.get(id.0 as usize) else { return };
+        let (older, newer) = (slot.older, slot.newer);
+        match self.slots.get_mut(older as usize) {
+            Some(slot) => slot.newer = newer,
+            None => self.oldest = newer,
+        }
+        match self.slots.get_mut(newer as usize) {
+            Some(slot) => slot.older = older,
+            None => self.newest = older,
+        }
+        self.idle -= 1;
+    }
+
+    /// Forgets a block's contents. False when it had none.
     fn forget(&mut self, id: BlockId) -> bool {
-        let Some(key) = self.slots.get_mut(id.0 as usize).and_then(|slot| slot.key.take()) else {
-            return false;
-        };
+        let Some(slot) = self.slots.get_mut(id.0 as usize) else { return false };
+        let (key, twin) = (slot.key.take(), std::mem::replace(&mut slot.twin, NONE));
+        let Some(key) = key else { return false };
         self.cached -= 1;
-        if let Some(copies) = self.stored.get_mut(&key) {
-            copies.retain(|copy| *copy != id);
-            if copies.is_empty() {
-                self.stored.remove(&key);
+        let Entry::Occupied(mut first) = self.stored.entry(key) else { return true };
+        if *first.get() == id.0 {
+            if twin == NONE {
+                first.remove();
                 self.tell(Change::Evicted(key));
+            } else {
+                first.insert(twin);
             }
+            return true;
+        }
+        let mut at = *first.get();
+        while let Some(slot) = self.slots.get_mut(at as usize) {
+            if slot.twin == id.0 {
+                slot.twin = twin;
+                break;
+            }
+            at = slot.twin;
         }
         true
     }
@@ -225,8 +332,13 @@ mod tests {
         Digest(bytes)
     }
 
+    fn take(cache: &mut BlockCache<Digest>, count: usize) -> Option<Vec<BlockId>> {
+        let mut blocks = Vec::new();
+        cache.take(count, &mut blocks).then_some(blocks)
+    }
+
     fn fill(cache: &mut BlockCache<Digest>, digests: std::ops::Range<u64>) -> Vec<BlockId> {
-        let blocks = cache.take(digests.clone().count()).unwrap();
+        let blocks = take(cache, digests.clone().count()).unwrap();
         for (id, n) in blocks.iter().zip(digests) {
             cache.store(*id, digest(n));
         }
@@ -240,7 +352,7 @@ mod tests {
         let second = fill(&mut cache, 10..13);
         cache.release(&first);
         cache.release(&second);
-        let taken = cache.take(2).unwrap();
+        let taken = take(&mut cache, 2).unwrap();
         assert_eq!(cache.find(&[digest(0), digest(1), digest(2)]), first[..1]);
         assert_eq!(cache.find(&[digest(10), digest(11), digest(12)]), second);
         cache.release(&taken);
@@ -255,7 +367,7 @@ mod tests {
         cache.release(&other);
         cache.claim(&old);
         cache.release(&old);
-        cache.take(2).unwrap();
+        take(&mut cache, 2).unwrap();
         assert_eq!(cache.find(&[digest(0)]), old);
     }
 
@@ -263,8 +375,8 @@ mod tests {
     fn held_blocks_are_never_taken() {
         let mut cache = BlockCache::new(4);
         let held = fill(&mut cache, 0..3);
-        assert_eq!(cache.take(2), None);
-        assert_eq!(cache.take(1).map(|blocks| blocks.len()), Some(1));
+        assert_eq!(take(&mut cache, 2), None);
+        assert_eq!(take(&mut cache, 1).map(|blocks| blocks.len()), Some(1));
         assert_eq!(cache.find(&[digest(0), digest(1), digest(2)]), held);
     }
 
@@ -275,7 +387,7 @@ mod tests {
         let second = fill(&mut cache, 7..8);
         cache.release(&first);
         assert_eq!(cache.find(&[digest(7)]), first);
-        cache.take(2).unwrap();
+        take(&mut cache, 2).unwrap();
         assert_eq!(cache.find(&[digest(7)]), second);
     }
 
@@ -288,6 +400,30 @@ mod tests {
         cache.release(&held);
         assert!(cache.clear());
         assert_eq!((cache.find(&[digest(0)]).len(), cache.cached(), cache.idle()), (0, 0, 2));
+    }
+
+    /// The blocks that nobody holds, the one that is taken next first.
+    fn idle(cache: &BlockCache<Digest>) -> Vec<u32> {
+        let next = |id: &u32| Some(cache.slots[*id as usize].newer).filter(|id| *id != NONE);
+        std::iter::successors(Some(cache.oldest).filter(|id| *id != NONE), next).collect()
+    }
+
+    #[test]
+    fn a_pool_that_shrinks_gives_up_idle_blocks_at_once_and_held_ones_when_they_are_released() {
+        let mut cache = BlockCache::new(6);
+        let held = fill(&mut cache, 0..4);
+        let old = fill(&mut cache, 10..12);
+        cache.release(&old);
+        cache.resize(3);
+        assert_eq!((cache.capacity(), cache.idle(), cache.held()), (3, 0, 4));
+        assert_eq!(cache.find(&[digest(10)]), []);
+        cache.release(&held);
+        assert_eq!((cache.capacity(), cache.idle(), cache.cached()), (3, 3, 3));
+        assert_eq!(cache.find(&[digest(0), digest(1), digest(2), digest(3)]), held[..3]);
+        cache.resize(7);
+        assert_eq!((cache.capacity(), cache.idle(), cache.cached()), (7, 7, 3));
+        assert_eq!(take(&mut cache, 7).map(|blocks| blocks.len()), Some(7));
+        assert_eq!(cache.evicted(), 3);
     }
 
     /// The obvious pool: one list of idle blocks, searched from end to end.
@@ -384,7 +520,7 @@ mod tests {
                         assert_eq!(found, naive.find(&prefix), "seed {seed} step {step}");
                         cache.claim(&found);
                         naive.claim(&found);
-                        let taken = cache.take(prefix.len() - found.len());
+                        let taken = take(&mut cache, prefix.len() - found.len());
                         assert_eq!(
                             taken,
                             naive.take(prefix.len() - found.len()),
@@ -413,7 +549,7 @@ mod tests {
                 stored.dedup();
                 told.sort_unstable();
                 assert_eq!(told, stored, "seed {seed} step {step}");
-                let idle: Vec<u32> = cache.idle.values().map(|id| id.0).collect();
+                let idle = idle(&cache);
                 assert_eq!(idle, naive.idle, "seed {seed} step {step}");
                 assert_eq!(cache.cached(), naive.stored_order.len(), "seed {seed} step {step}");
             }

@@ -130,6 +130,10 @@ pub struct Scheduler<K> {
     cache: BlockCache<K>,
     running: Vec<Sequence<K>>,
     waiting: VecDeque<Sequence<K>>,
+    /// What the first in the queue needed when it was last tried: it cannot fit before the idle blocks and the cache's
+    /// churn together are as many, since one block that becomes known, or whose twin takes its place, saves it one.
+    /// Nobody else's hits grow meanwhile, as none is admitted past it.
+    blocked: Option<u64>,
     totals: Totals,
 }
 
@@ -160,6 +164,7 @@ impl<K: Copy + Eq + Hash> Scheduler<K> {
             config,
             running: Vec::new(),
             waiting: VecDeque::new(),
+            blocked: None,
             totals: Totals::default(),
         }
     }
@@ -213,6 +218,7 @@ impl<K: Copy + Eq + Hash> Scheduler<K> {
             self.cache.release(&sequence.blocks);
         } else if let Some(at) = self.waiting.iter().position(|sequence| sequence.id == id) {
             self.waiting.remove(at);
+            self.blocked = None;
         } else {
             return false;
         }
@@ -233,6 +239,29 @@ impl<K: Copy + Eq + Hash> Scheduler<K> {
     /// The changes since the last call.
     pub fn changes(&mut self) -> Vec<Change<K>> {
         self.cache.changes()
+    }
+
+    /// Gives the cache so many blocks. Requests that can never fit any more are aborted: which.
+    pub fn resize(&mut self, blocks: usize) -> Vec<RequestId> {
+        self.cache.resize(blocks);
+        self.blocked = None;
+        let room = blocks.saturating_mul(self.config.block_size);
+        let all = self.running.iter().chain(&self.waiting);
+        let too_long =
+            all.filter(|sequence| sequence.prompt_tokens + sequence.max_tokens - 1 > room);
+        let aborted: Vec<RequestId> = too_long.map(|sequence| sequence.id).collect();
+        for id in &aborted {
+            self.abort(*id);
+        }
+        aborted
+    }
+
+    /// Takes over how long things take, from the next step on.
+    pub fn set_pace(&mut self, config: &EngineConfig) {
+        self.config.step_base = config.step_base;
+        self.config.prefill_rate = config.prefill_rate;
+        self.config.attention_rate = config.attention_rate;
+        self.config.decode_per_sequence = config.decode_per_sequence;
     }
 
     /// True when a step would do nothing.
@@ -284,11 +313,7 @@ impl<K: Copy + Eq + Hash> Scheduler<K> {
         let mut at = 0;
         while let Some(sequence) = self.running.get_mut(at) {
             let planned = sequence.uncomputed().min(budget);
-            sequence.planned = planned;
-            let wanted = sequence.blocks_wanted(planned, self.config.block_size);
-            if let Some(blocks) = self.cache.take(wanted) {
-                sequence.blocks.extend(blocks);
-                sequence.store_full(&mut self.cache, self.config.block_size);
+            if sequence.plan(planned, &mut self.cache, self.config.block_size) {
                 budget -= planned;
                 at += 1;
                 continue;
@@ -300,13 +325,17 @@ impl<K: Copy + Eq + Hash> Scheduler<K> {
                 report.preempted.push(youngest.id);
                 self.totals.preemptions += 1;
                 self.waiting.push_front(youngest);
+                self.blocked = None;
             }
         }
         budget
     }
 
     fn plan_waiting(&mut self, mut budget: usize, report: &mut StepReport) {
-        while budget > 0 && self.running.len() < self.config.max_num_seqs {
+        while budget > 0
+            && self.running.len() < self.config.max_num_seqs
+            && self.lacking().is_none()
+        {
             let Some(sequence) = self.waiting.front() else { break };
             let hits = if sequence.reads_cache {
                 self.find(&sequence.keys, sequence.tokens())
@@ -315,22 +344,31 @@ impl<K: Copy + Eq + Hash> Scheduler<K> {
             };
             // The whole prompt must fit, or two half-computed prompts could starve each other.
             let needed = sequence.tokens().div_ceil(self.config.block_size) - hits.len();
-            if needed + self.cache.idle_among(&hits) > self.cache.idle() {
+            let needed = needed + self.cache.idle_among(&hits);
+            if needed > self.cache.idle() {
+                self.blocked = Some(needed as u64 + self.cache.churn());
                 break;
             }
             let Some(mut sequence) = self.waiting.pop_front() else { break };
+            self.blocked = None;
             self.cache.claim(&hits);
             sequence.computed = hits.len() * self.config.block_size;
             sequence.stored_blocks = hits.len();
             sequence.blocks = hits;
-            sequence.planned = sequence.uncomputed().min(budget);
-            budget -= sequence.planned;
-            let wanted = sequence.blocks_wanted(sequence.planned, self.config.block_size);
-            sequence.blocks.extend(self.cache.take(wanted).unwrap_or_default());
-            sequence.store_full(&mut self.cache, self.config.block_size);
+            let planned = sequence.uncomputed().min(budget);
+            sequence.plan(planned, &mut self.cache, self.config.block_size);
+            budget -= planned;
             self.admit(&mut sequence, report);
             self.running.push(sequence);
         }
+    }
+
+    /// How many blocks the first in the queue lacks at least, as can be said without looking for its blocks again;
+    /// `None` when it may lack none.
+    fn lacking(&self) -> Option<usize> {
+        let room = self.cache.idle() as u64 + self.cache.churn();
+        let lacking = self.blocked?.checked_sub(room)?;
+        usize::try_from(lacking).ok().filter(|lacking| *lacking > 0)
     }
 
     fn admit(&mut self, sequence: &mut Sequence<K>, report: &mut StepReport) {
@@ -369,29 +407,90 @@ impl<K: Copy + Eq + Hash> Scheduler<K> {
     }
 
     fn finish_step(&mut self, report: &mut StepReport) {
-        let mut kept = Vec::with_capacity(self.running.len());
-        for mut sequence in std::mem::take(&mut self.running) {
+        let (cache, totals) = (&mut self.cache, &mut self.totals);
+        self.running.retain_mut(|sequence| {
             let planned = std::mem::take(&mut sequence.planned);
             sequence.computed += planned;
             if planned == 0 || sequence.uncomputed() > 0 {
-                kept.push(sequence);
-                continue;
+                return true;
             }
             let produced = sequence.produce();
             report.produced.push(produced);
-            self.totals.generated_tokens += 1;
+            totals.generated_tokens += 1;
             if produced.first {
-                self.totals.prompt_tokens += sequence.prompt_tokens as u64;
+                totals.prompt_tokens += sequence.prompt_tokens as u64;
             }
             if produced.last {
-                self.totals.finished += 1;
+                totals.finished += 1;
                 report.finished.push(sequence.id);
-                self.cache.release(&sequence.blocks);
-            } else {
-                kept.push(sequence);
+                cache.release(&sequence.blocks);
+            }
+            !produced.last
+        });
+    }
+
+    /// How many of the next steps will only decode: each gives each running request a token, and none finishes, is
+    /// admitted or is thrown back. 0 when that is not certain. Each takes [`Self::decode_time`].
+    pub fn decode_steps(&self) -> usize {
+        let batch = self.running.len();
+        if batch == 0 || batch > self.config.max_num_batched_tokens {
+            return 0;
+        }
+        let left = |sequence: &Sequence<K>| {
+            let decodes = sequence.computed >= sequence.prompt_tokens && sequence.uncomputed() == 1;
+            if decodes { sequence.max_tokens - sequence.generated - 1 } else { 0 }
+        };
+        let steps = self.running.iter().map(left).min().unwrap_or(0);
+        let is_full =
+            batch >= self.config.max_num_seqs || batch == self.config.max_num_batched_tokens;
+        let blocks = match self.lacking() {
+            _ if self.waiting.is_empty() || is_full => self.cache.idle(),
+            Some(lacking) => self.cache.idle().min(lacking - 1),
+            None => 0,
+        };
+        // A request fills as many blocks as steps make, and the one it is in.
+        let most = (blocks / batch * self.config.block_size).saturating_sub(1);
+        steps.min(most)
+    }
+
+    /// How long a step of the running requests takes that only decodes.
+    pub fn decode_time(&self) -> Duration {
+        let batch = u32::try_from(self.running.len()).unwrap_or(0);
+        self.config.step_base + self.config.decode_per_sequence * batch
+    }
+
+    /// Runs so many steps at once, at most [`Self::decode_steps`].
+    pub fn decode(&mut self, steps: usize) {
+        let size = self.config.block_size;
+        // Blocks are taken and stored in the order in which single steps would.
+        let mut growth: Vec<(usize, usize)> = Vec::new();
+        for (at, sequence) in self.running.iter().enumerate() {
+            let takes = sequence.blocks.len() * size - sequence.computed;
+            let stores = takes.checked_sub(1).unwrap_or(size - 1);
+            for first in [takes, stores] {
+                growth.extend((first..steps).step_by(size).map(|step| (step, at)));
             }
         }
-        self.running = kept;
+        growth.sort_unstable();
+        growth.dedup();
+        for (step, at) in growth {
+            let Some(sequence) = self.running.get_mut(at) else { continue };
+            sequence.computed += step;
+            sequence.plan(1, &mut self.cache, size);
+            sequence.computed -= step;
+        }
+        for sequence in &mut self.running {
+            sequence.planned = 0;
+            sequence.computed += steps;
+            sequence.generated += steps;
+        }
+        self.totals.steps += steps as u64;
+        self.totals.generated_tokens += (steps * self.running.len()) as u64;
+    }
+
+    /// The requests in the batch, the oldest first.
+    pub fn running(&self) -> impl Iterator<Item = RequestId> {
+        self.running.iter().map(|sequence| sequence.id)
     }
 }
 
@@ -404,20 +503,24 @@ impl<K: Copy + Eq + Hash> Sequence<K> {
         self.tokens() - self.computed
     }
 
-    /// Blocks that must be added to compute `planned` more tokens.
-    fn blocks_wanted(&self, planned: usize, block_size: usize) -> usize {
-        (self.computed + planned).div_ceil(block_size).saturating_sub(self.blocks.len())
-    }
-
-    /// Makes blocks known as soon as the step that fills them is planned, as vLLM does: a twin in
-    /// the same step reads them layer by layer as they are written.
-    fn store_full(&mut self, cache: &mut BlockCache<K>, block_size: usize) {
-        let full = (self.computed + self.planned) / block_size;
-        let fresh = self.blocks.iter().zip(&self.keys).take(full).skip(self.stored_blocks);
-        for (block, key) in fresh {
+    /// Gets the blocks that `planned` more tokens need. False when there are too few.
+    fn plan(&mut self, planned: usize, cache: &mut BlockCache<K>, block_size: usize) -> bool {
+        let end = self.computed + planned;
+        let wanted = end.div_ceil(block_size).saturating_sub(self.blocks.len());
+        if !cache.take(wanted, &mut self.blocks) {
+            return false;
+        }
+        self.planned = planned;
+        // Blocks are known as soon as the step that fills them is planned, as in vLLM: a twin in the same step reads
+        // them layer by layer as they are written.
+        let full = end / block_size;
+        let fresh = self.blocks.get(self.stored_blocks..full).unwrap_or_default();
+        let keys = self.keys.get(self.stored_blocks..).unwrap_or_default();
+        for (block, key) in fresh.iter().zip(keys) {
             cache.store(*block, *key);
         }
         self.stored_blocks = self.stored_blocks.max(full);
+        true
     }
 
     fn start_over(&mut self) {
@@ -441,18 +544,5 @@ fn seconds(amount: f64, rate: f64) -> Duration {
 }
 
 #[cfg(test)]
-impl<K: Copy + Eq + Hash> Scheduler<K> {
-    /// No block is lost or held by nobody, and each running request has as many as it needs.
-    #[track_caller]
-    pub(super) fn check_blocks(&self, at: &str) {
-        let mut used: Vec<BlockId> = self.running.iter().flat_map(|s| s.blocks.clone()).collect();
-        used.sort();
-        used.dedup();
-        assert_eq!(self.cache.held(), used.len(), "{at}");
-        for sequence in &self.running {
-            let capacity = sequence.blocks.len() * self.config.block_size;
-            assert!(sequence.computed <= capacity, "{at}");
-            assert!(capacity < sequence.computed + self.config.block_size, "{at}");
-        }
-    }
-}
+#[path = "scheduler_tests.rs"]
+mod tests;

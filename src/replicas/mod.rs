@@ -164,13 +164,13 @@ struct Slot {
 /// decision. Members beyond it are not routed to; the caller counts them.
 pub const MAX_REPLICAS: usize = 1024;
 
-/// Most blocks that the shadows of all replicas hold together, up to 120 bytes each in every VM: a
-/// quarter of the gigabyte that Envoy allows one. It is 70 replicas of a large GPU (30,000 blocks
-/// each); half would cut those short, double leaves too little for two roots and a long prompt.
-pub const MAX_SHADOW_BLOCKS: usize = 2 << 20;
+/// Most blocks that the shadows of all replicas hold together, up to 16 bytes each in every VM: 64 MB, and as much again
+/// while a snapshot is taken in. It is 64 replicas of 65,536 blocks, or 140 of a large GPU's 30,000; half would cut those
+/// short, double would take an eighth of the gigabyte that Envoy allows a VM, for each root.
+pub const MAX_SHADOW_BLOCKS: usize = 4 << 20;
 
-/// Most blocks that one of them holds: eight million tokens in blocks of 16. The tables of a shadow grow by doubling, which
-/// takes ten milliseconds at this size; doubled, twice that in one callback.
+/// Most blocks that one of them holds: eight million tokens in blocks of 16. Where a replica proves not to hold what was
+/// believed, all its branches are looked at, some milliseconds at this size; doubled, twice that in one callback.
 pub const MAX_REPLICA_BLOCKS: usize = 1 << 19;
 
 impl ReplicaTable {

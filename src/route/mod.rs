@@ -8,11 +8,11 @@ mod reason;
 pub use reason::Reason;
 
 use crate::charge::Charges;
-use crate::index::PrefixIndex;
+use crate::index::{Overlaps, PrefixIndex, Stretch};
 use crate::replicas::strikes::Strikes;
 use crate::replicas::{Health, Moment, Replica, ReplicaId, ReplicaTable};
 use crate::score::{self, Cost, CostConfig, Signals};
-use crate::tokens::blocks::{BlockHash, BlockSize, Chain, ChainSeed};
+use crate::tokens::blocks::{BlockSize, Chain, ChainSeed};
 use std::time::Duration;
 use xxhash_rust::xxh3::xxh3_64_with_seed;
 
@@ -182,11 +182,10 @@ impl Decision {
     }
 
     /// The blocks that the chosen replica will hold once it has computed the prompt and that it
-    /// is not believed to hold yet, behind their parent.
-    pub fn new_blocks(&self) -> Option<(ReplicaId, Option<BlockHash>, &[BlockHash])> {
+    /// is not believed to hold yet.
+    pub fn new_blocks(&self) -> Option<(ReplicaId, Stretch<'_>)> {
         let (chosen, chain) = (self.chosen()?, self.chain.as_ref()?);
-        let (held, new) = chain.hashes().split_at_checked(chosen.held_blocks)?;
-        Some((chosen.id, held.last().copied(), new))
+        Some((chosen.id, Stretch::of(chain.hashes(), chosen.held_blocks)))
     }
 }
 
@@ -212,6 +211,9 @@ pub fn decide(config: &RouteConfig, view: &View<'_>, question: &Question<'_>) ->
         PromptKnowledge::Hashed { prompt_tokens, .. } => prompt_tokens,
         PromptKnowledge::Unknown { estimated_tokens, .. } => estimated_tokens,
     };
+    // Each chain is walked once, whoever holds it.
+    let overlaps: Vec<Overlaps<'_>> =
+        chains.iter().map(|chain| view.index.overlaps(chain.hashes())).collect();
     let in_flight: f64 =
         replicas.iter().map(|replica| f64::from(view.charges.of(replica.id).requests)).sum();
     let request = Request {
@@ -219,8 +221,10 @@ pub fn decide(config: &RouteConfig, view: &View<'_>, question: &Question<'_>) ->
         answer_limit: question.answer_limit,
         neighbours: in_flight / replicas.len() as f64,
     };
-    let mut candidates: Vec<Candidate> =
-        replicas.iter().map(|replica| weigh(config, view, &request, replica, chains)).collect();
+    let mut candidates: Vec<Candidate> = replicas
+        .iter()
+        .map(|replica| weigh(config, view, &request, replica, (chains, &overlaps)))
+        .collect();
     candidates.sort_by(|a, b| a.cost.total().total_cmp(&b.cost.total()));
     let winner = break_tie(config, &candidates, chains, question.tie_seed);
     if winner > 0 {
@@ -306,13 +310,12 @@ fn weigh(
     view: &View<'_>,
     request: &Request,
     replica: &Replica,
-    chains: &[Chain],
+    (chains, overlaps): (&[Chain], &[Overlaps<'_>]),
 ) -> Candidate {
     let block_size = replica.block_size.unwrap_or(config.default_block_size);
-    let chain = chains.iter().find(|chain| chain.block_size() == block_size);
-    let held_blocks =
-        chain.map_or(0, |chain| view.index.overlap_blocks(replica.id, chain.hashes()));
-    let reusable = chain.map_or(0, |chain| held_blocks.min(chain.reusable_blocks()));
+    let known = chains.iter().zip(overlaps).find(|(chain, _)| chain.block_size() == block_size);
+    let held_blocks = known.map_or(0, |(_, overlaps)| overlaps.of(replica.id));
+    let reusable = known.map_or(0, |(chain, _)| held_blocks.min(chain.reusable_blocks()));
     let overlap_tokens =
         u32::try_from(reusable).unwrap_or(u32::MAX).saturating_mul(block_size.get());
     let charge = view.charges.of(replica.id);
@@ -457,9 +460,8 @@ mod tests {
         }
 
         fn apply(&mut self, decision: &Decision) {
-            if let Some((id, parent, blocks)) = decision.new_blocks() {
-                let (parent, blocks) = (parent, blocks.to_vec());
-                self.index.record(id, 10_000, parent, &blocks);
+            if let Some((id, new)) = decision.new_blocks() {
+                self.index.record_behind(id, 10_000, new.parent, new.blocks);
             }
             let half_life = self.config.cost.recent_half_life;
             let uncached = decision.uncached_tokens();
@@ -757,7 +759,7 @@ mod tests {
             let chain =
                 Chain::new(ChainSeed::new("m", None), BlockSize::new(block_size).unwrap(), &tokens);
             let id = fleet.table.at(u32::from(block_size == 64)).unwrap().id;
-            fleet.index.record(id, 1000, None, chain.hashes());
+            fleet.index.record(id, 1000, chain.hashes());
         }
         let decision = fleet.ask(&tokens);
         let overlap = |slot| {
@@ -780,7 +782,7 @@ mod tests {
         assert_eq!(sizes.len(), MAX_BLOCK_SIZES);
         let sixteen = Chain::new(seed, BlockSize::new(16).unwrap(), &tokens);
         let (holder, beyond) = (fleet.table.at(2).unwrap().id, fleet.table.at(199).unwrap().id);
-        fleet.index.record(holder, 1000, None, sixteen.hashes());
+        fleet.index.record(holder, 1000, sixteen.hashes());
         let decision = fleet.ask(&tokens);
         let chosen = decision.chosen().unwrap();
         assert_eq!((chosen.id, chosen.overlap_tokens), (holder, 992));

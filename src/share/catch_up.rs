@@ -86,10 +86,10 @@ impl<S: Store> Link<S> {
         if catch_up.dump.is_none() && self.is_to_write(now) {
             let logs = self.positions();
             let id = (self.config.fingerprint, self.vm);
-            catch_up.dump = Dump::begin(&self.store, id, logs, &self.index, now);
+            catch_up.dump = Dump::begin(&self.store, id, logs, &mut self.index, now);
         }
         if let Some(dump) = &mut catch_up.dump {
-            let step = dump.step(&self.store, &self.index, now);
+            let step = dump.step(&self.store, &mut self.index, now);
             let counts = &mut self.counts.snapshots;
             match step {
                 Step::Pending => {}

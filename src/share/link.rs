@@ -235,6 +235,7 @@ impl<S: Store> Link<S> {
 
     /// Takes in the table, every VM's charges and every VM's log, as far as they are new.
     pub fn refresh(&mut self, now: Moment) {
+        self.index.advance(now);
         self.refresh_table();
         // What waited for the table comes before what is read now.
         self.apply_waiting();
@@ -558,7 +559,7 @@ mod tests {
             let link = &mut self.links[vm];
             link.refresh(now);
             let blocks = prompt_blocks(prompt);
-            link.record(Record { fate: Fate::Held, replica, parent: None, blocks });
+            link.record(Record::of(Fate::Held, replica, &blocks, 0));
             link.publish(now);
         }
 
@@ -632,7 +633,7 @@ mod tests {
                 last += 1;
             }
             let (replica, blocks) = (envoy.replica(0), prompt_blocks(last - 1));
-            let refused = Record { fate: Fate::Forgotten, replica, parent: None, blocks };
+            let refused = Record::of(Fate::Forgotten, replica, &blocks, 0);
             envoy.links[3].record(refused.clone());
             envoy.links[3].publish(envoy.now);
             match round {

@@ -8,6 +8,7 @@
 
 use super::vm::LogHead;
 use super::{Header, Kind};
+use crate::index::Stretch;
 use crate::replicas::ReplicaId;
 use crate::share::bytes::Writer;
 use crate::tokens::blocks::BlockHash;
@@ -33,6 +34,8 @@ pub enum Fate {
     Held,
     /// They were recorded as held, but the replica did not compute them after all.
     Forgotten,
+    /// The last of them proved not to be there, and so nothing that follows it is.
+    Lost,
 }
 
 /// One request's trace: these blocks, behind that parent, on that replica.
@@ -42,23 +45,38 @@ pub struct Record {
     pub fate: Fate,
     /// Where it went.
     pub replica: ReplicaId,
-    /// The last block that was there already; `None` for the root.
+    /// The block that they follow, one that an index finds by its hash; `None` for the root.
     pub parent: Option<BlockHash>,
     /// The blocks behind it.
     pub blocks: Vec<BlockHash>,
+    /// How many of these only lead to those that are meant.
+    pub known: u32,
 }
 
 impl Record {
+    /// Says this of what is behind the first `from` blocks of a chain.
+    pub fn of(fate: Fate, replica: ReplicaId, chain: &[BlockHash], from: usize) -> Self {
+        let Stretch { parent, blocks, known } = Stretch::of(chain, from);
+        let known = u32::try_from(known).unwrap_or(u32::MAX);
+        Self { fate, replica, parent, blocks: blocks.to_vec(), known }
+    }
+
+    /// What an index takes.
+    pub fn stretch(&self) -> Stretch<'_> {
+        Stretch { parent: self.parent, blocks: &self.blocks, known: self.known as usize }
+    }
+
     /// The same in records of bounded size, which together do as much in this order.
     pub fn pieces(self) -> Vec<Self> {
         if self.blocks.len() <= PIECE_BLOCKS {
             return vec![self];
         }
-        let Self { fate, replica, mut parent, blocks } = self;
+        let Self { fate, replica, mut parent, blocks, mut known } = self;
+        // Such a piece ends at a block that an index finds, as its parent is one.
         let piece = |blocks: &[BlockHash]| {
-            let behind = if fate == Fate::Held { parent } else { None };
-            parent = blocks.last().copied();
-            Self { fate, replica, parent: behind, blocks: blocks.to_vec() }
+            let behind = std::mem::replace(&mut parent, blocks.last().copied());
+            let known = std::mem::take(&mut known);
+            Self { fate, replica, parent: behind, blocks: blocks.to_vec(), known }
         };
         let mut pieces: Vec<Self> = blocks.chunks(PIECE_BLOCKS).map(piece).collect();
         if fate == Fate::Forgotten {
@@ -99,11 +117,13 @@ impl LogWriter {
         writer.u8(match record.fate {
             Fate::Held => 0,
             Fate::Forgotten => 1,
+            Fate::Lost => 2,
         });
         writer.u32(record.replica.slot);
         writer.u32(record.replica.incarnation);
         writer.option(record.parent, |writer, hash| writer.u64(hash.0));
         writer.list(record.blocks.iter(), |writer, hash| writer.u64(hash.0));
+        writer.u32(record.known);
         let length = u32::try_from(writer.len()).unwrap_or(u32::MAX);
         self.head = LogHead { segment: self.header.version, length };
         (self.head.segment % SEGMENTS, self.segment.as_slice())
@@ -219,11 +239,13 @@ fn record(reader: &mut super::bytes::Reader<'_>) -> Option<Record> {
         fate: match reader.u8()? {
             0 => Fate::Held,
             1 => Fate::Forgotten,
+            2 => Fate::Lost,
             _ => return None,
         },
         replica: ReplicaId { slot: reader.u32()?, incarnation: reader.u32()? },
         parent: reader.option(|reader| reader.u64().map(BlockHash))?,
         blocks: reader.list(|reader| reader.u64().map(BlockHash))?,
+        known: reader.u32()?,
     })
 }
 
@@ -240,6 +262,7 @@ mod tests {
             replica: ReplicaId { slot: 1, incarnation: 1 },
             parent: number.is_multiple_of(2).then_some(BlockHash(number)),
             blocks: (0..blocks as u64).map(|n| BlockHash(number * 1000 + n)).collect(),
+            known: number as u32 % 16,
         }
     }
 

@@ -238,6 +238,7 @@ fn record(number: u64) -> Record {
         replica: ReplicaId { slot: 0, incarnation: 1 },
         parent: None,
         blocks: vec![BlockHash(number), BlockHash(number + 1000)],
+        known: 0,
     }
 }
 

@@ -127,14 +127,20 @@ impl<S: Store> Link<S> {
         if self.table.by_id(record.replica).is_none() {
             return !self.is_unheard_of(record.replica);
         }
-        if record.fate == Fate::Forgotten {
-            self.forget_waiting(record);
-            self.index.forget(record.replica, &record.blocks);
-            return true;
+        let Record { replica, parent, .. } = *record;
+        match record.fate {
+            Fate::Forgotten => {
+                self.forget_waiting(record);
+                self.index.forget(replica, record.stretch());
+            }
+            Fate::Lost => self.index.lose(replica, record.stretch()),
+            Fate::Held => {
+                let capacity = self.capacity(replica);
+                let recorded = self.index.record_behind(replica, capacity, parent, &record.blocks);
+                return recorded == Recorded::Held;
+            }
         }
-        let capacity = self.capacity(record.replica);
-        let recorded = self.index.record(record.replica, capacity, record.parent, &record.blocks);
-        recorded == Recorded::Held
+        true
     }
 
     /// A record that waits comes before one that takes its blocks back.
@@ -142,7 +148,8 @@ impl<S: Store> Link<S> {
         if self.orphans.is_empty() {
             return;
         }
-        let blocks: HashSet<BlockHash> = forgotten.blocks.iter().copied().collect();
+        let meant = forgotten.blocks.iter().skip(forgotten.known as usize);
+        let blocks: HashSet<BlockHash> = meant.copied().collect();
         for waiting in &mut self.orphans {
             let ours = waiting.replica == forgotten.replica && waiting.fate == Fate::Held;
             let cut = waiting.blocks.iter().position(|block| ours && blocks.contains(block));

@@ -21,9 +21,9 @@ use std::time::Duration;
 /// steps; smaller ones more keys.
 const CHUNK_BYTES: usize = 64 << 10;
 
-/// Most chunks: 32 MB, which is twice what [`MAX_SHADOW_BLOCKS`] come to, since a run has some 30
+/// Most chunks: 64 MB, which is twice what [`MAX_SHADOW_BLOCKS`] come to, since a run has some 30
 /// bytes beside its blocks. What is beyond is left out, and counted.
-const MAX_CHUNKS: u32 = 512;
+const MAX_CHUNKS: u32 = 1024;
 
 /// Chunks written or read on one tick: some 16,000 blocks, which take a few milliseconds. Halved, a
 /// snapshot takes twice as long; doubled, so does the pause of the worker.
@@ -115,7 +115,7 @@ impl Dump {
         store: &impl Store,
         (fingerprint, vm): (u64, u64),
         logs: Vec<(u32, LogHead)>,
-        index: &PrefixIndex,
+        index: &mut PrefixIndex,
         now: Moment,
     ) -> Option<Self> {
         let (value, mark) = get_or_create(store, SNAPSHOT_KEY);
@@ -131,7 +131,7 @@ impl Dump {
     }
 
     /// Writes some chunks.
-    pub fn step(&mut self, store: &impl Store, index: &PrefixIndex, now: Moment) -> Step {
+    pub fn step(&mut self, store: &impl Store, index: &mut PrefixIndex, now: Moment) -> Step {
         let (value, mark) = store.get(SNAPSHOT_KEY);
         let is_own = |head: &Head| head.header == self.head.header;
         if mark.is_none() || !value.as_deref().and_then(Head::parse).is_some_and(|h| is_own(&h)) {
@@ -157,7 +157,7 @@ impl Dump {
         if store.set(SNAPSHOT_KEY, &self.head.write(), mark) { step } else { Step::Lost }
     }
 
-    fn next_chunk(&mut self, index: &PrefixIndex) -> Option<Vec<u8>> {
+    fn next_chunk(&mut self, index: &mut PrefixIndex) -> Option<Vec<u8>> {
         let first = index.export(&mut self.cursor)?;
         let mut writer = self.head.header.begin(Kind::Chunk);
         write_run(&mut writer, &first);
@@ -252,7 +252,7 @@ impl Intake {
                 return None;
             }
             // Also of a replica that is not in this VM's table: its writer may know a newer one.
-            self.index.import(&run);
+            self.index.import(run);
         }
         Some(())
     }

@@ -227,7 +227,7 @@ fn check_keys(seed: u64, keys: &[String], slots: u32) {
             ["vm", slot] => number(slot) < slots,
             ["log", slot, place] => number(slot) < slots && number(place) < 32,
             ["table" | "table-marks" | "lease", _] | ["snapshot"] => true,
-            ["snapshot", chunk] => number(chunk) < 512,
+            ["snapshot", chunk] => number(chunk) < 1024,
             _ => false,
         };
         assert!(known, "seed {seed}: {key}");
@@ -242,6 +242,7 @@ fn numbered(number: u64) -> Record {
         replica: ReplicaId { slot: number as u32, incarnation: 1 },
         parent: None,
         blocks: (0..blocks).map(|n| BlockHash(number * 10_000 + n)).collect(),
+        known: 0,
     }
 }
 
@@ -443,15 +444,12 @@ impl Vm {
             if is_refused { BRANCHES + self.link.vm() * 1000 + self.refused } else { branch };
         let path = path(branch);
         let overlap = self.link.index().overlap_blocks(replica, &path);
-        let parent = overlap.checked_sub(1).map(|last| path[last]);
-        let blocks = path[overlap..].to_vec();
-        self.link.record(Record { fate: Fate::Held, replica, parent, blocks: blocks.clone() });
+        self.link.record(Record::of(Fate::Held, replica, &path, overlap));
         self.link.charge(replica, 100, now);
         self.link.publish(hand.now());
         if is_refused {
-            let taken_back = blocks.into_iter().filter(|block| block.0 > 1_000).collect();
-            let fate = Fate::Forgotten;
-            self.link.record(Record { fate, replica, parent: None, blocks: taken_back });
+            let own = overlap.max(TRUNK);
+            self.link.record(Record::of(Fate::Forgotten, replica, &path, own));
         }
         self.in_flight.push((replica, 100));
     }

@@ -22,7 +22,7 @@ use crate::replicas::{Moment, ReplicaId};
 use crate::request::Prompt;
 use crate::route::{self, Decision, PromptKnowledge, Question, Reason};
 use crate::share::log::{Fate, Record};
-use crate::tokens::blocks::{BlockHash, Chain};
+use crate::tokens::blocks::Chain;
 use std::ops::Range;
 use std::rc::Rc;
 
@@ -203,8 +203,7 @@ impl Routed {
         if let Some(chain) = &self.decision.chain {
             let overlap = shared.fleet.link.index().overlap_blocks(served, chain.hashes());
             self.recorded = overlap..chain.hashes().len();
-            let blocks = chain.hashes().to_vec();
-            let record = Record { fate: Fate::Held, replica: served, parent: None, blocks };
+            let record = Record::of(Fate::Held, served, chain.hashes(), overlap);
             shared.fleet.link.record(record);
         }
         shared.fleet.link.publish(now);
@@ -275,10 +274,9 @@ impl Routed {
     fn take_back(&mut self, shared: &mut Shared<'_>) {
         let (replica, recorded) = (self.replica, std::mem::take(&mut self.recorded));
         let hashes = self.decision.chain.as_ref().map(Chain::hashes).unwrap_or_default();
-        let blocks = hashes.get(recorded).unwrap_or_default().to_vec();
-        if !blocks.is_empty() {
-            let fate = Fate::Forgotten;
-            shared.fleet.link.record(Record { fate, replica, parent: None, blocks });
+        if !recorded.is_empty() {
+            let record = Record::of(Fate::Forgotten, replica, hashes, recorded.start);
+            shared.fleet.link.record(record);
         }
     }
 
@@ -302,9 +300,11 @@ impl Routed {
         };
         let cached = feedback::cached_answer_tokens(ids.len(), usage);
         let Some(chain) = &mut self.decision.chain else { return };
-        if let Some((parent, blocks)) = extended(chain, ids.get(..cached).unwrap_or_default()) {
-            let replica = self.replica;
-            shared.fleet.link.record(Record { fate: Fate::Held, replica, parent, blocks });
+        let before = chain.hashes().len();
+        chain.extend(ids.get(..cached).unwrap_or_default());
+        if chain.hashes().len() > before {
+            let record = Record::of(Fate::Held, self.replica, chain.hashes(), before);
+            shared.fleet.link.record(record);
         }
     }
 
@@ -512,20 +512,10 @@ fn decide(shared: &Shared<'_>, held: &Held<'_>, now: Moment) -> Decision {
 
 /// Records the blocks that the choice will hold, and returns their places in the chain.
 fn record_new(shared: &mut Shared<'_>, decision: &Decision) -> Range<usize> {
-    let Some((replica, parent, blocks)) = decision.new_blocks() else { return 0..0 };
-    let blocks = blocks.to_vec();
-    let all = decision.chain.as_ref().map_or(0, |chain| chain.hashes().len());
-    let new = all.saturating_sub(blocks.len())..all;
-    shared.fleet.link.record(Record { fate: Fate::Held, replica, parent, blocks });
+    let (Some(chosen), Some(chain)) = (decision.chosen(), &decision.chain) else { return 0..0 };
+    let new = chosen.held_blocks..chain.hashes().len();
+    shared.fleet.link.record(Record::of(Fate::Held, chosen.id, chain.hashes(), new.start));
     new
-}
-
-/// The blocks that the answer completes, behind the prompt's.
-fn extended(chain: &mut Chain, answer: &[u32]) -> Option<(Option<BlockHash>, Vec<BlockHash>)> {
-    let before = chain.hashes().len();
-    chain.extend(answer);
-    let (old, new) = chain.hashes().split_at_checked(before)?;
-    (!new.is_empty()).then(|| (old.last().copied(), new.to_vec()))
 }
 
 /// What a successful response's usage carried.

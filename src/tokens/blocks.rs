@@ -8,6 +8,7 @@
 
 use super::More;
 use std::num::NonZeroU32;
+use std::sync::Arc;
 use xxhash_rust::xxh3::{Xxh3, xxh3_64};
 
 /// Tokens per block. A type of its own because zero would make every chain infinite.
@@ -61,7 +62,8 @@ impl ChainSeed {
 pub struct Chain {
     seed: ChainSeed,
     block_size: BlockSize,
-    hashes: Vec<BlockHash>,
+    /// Shared, since a decision keeps those of its prompt, and there may be tens of thousands.
+    hashes: Arc<Vec<BlockHash>>,
     tail: Vec<u32>,
     tokens: usize,
     /// Whether the prompt goes on behind them.
@@ -72,7 +74,7 @@ impl Chain {
     /// Hashes a prompt's full blocks. The partial block at the end has no hash: engines cache
     /// whole blocks only.
     pub fn new(seed: ChainSeed, block_size: BlockSize, tokens: &[u32]) -> Self {
-        let (hashes, tail) = (Vec::new(), Vec::new());
+        let (hashes, tail) = (Arc::default(), Vec::new());
         let mut chain = Self { seed, block_size, hashes, tail, tokens: 0, is_open: false };
         chain.extend(tokens);
         chain
@@ -97,28 +99,25 @@ impl Chain {
         if self.tail.len() < block {
             return;
         }
-        let mut bytes = Vec::with_capacity(8 + 4 * block);
-        let first = std::mem::take(&mut self.tail);
-        self.push(&first, &mut bytes);
+        let hashes = Arc::make_mut(&mut self.hashes);
         let blocks = rest.chunks_exact(block);
-        let room = MAX_CHAIN_BLOCKS - self.hashes.len();
+        let room = MAX_CHAIN_BLOCKS - hashes.len();
+        hashes.reserve((1 + blocks.len()).min(room));
+        let first = std::mem::take(&mut self.tail);
         self.tail.extend_from_slice(blocks.remainder());
-        for tokens in blocks.take(room) {
-            self.push(tokens, &mut bytes);
-        }
-    }
-
-    fn push(&mut self, tokens: &[u32], bytes: &mut Vec<u8>) {
-        let parent = self.hashes.last().map_or(self.seed.0, |hash| hash.0);
-        // Not one byte after the other: of a long prompt that took as long as hashing them three times.
-        bytes.resize(8 + 4 * tokens.len(), 0);
-        if let Some((first, rest)) = bytes.split_first_chunk_mut() {
-            *first = parent.to_le_bytes();
-            for (slot, token) in rest.as_chunks_mut().0.iter_mut().zip(tokens) {
-                *slot = token.to_le_bytes();
+        let mut parent = hashes.last().map_or(self.seed.0, |hash| hash.0);
+        let mut bytes = vec![0; 8 + 4 * block];
+        for tokens in std::iter::once(first.as_slice()).chain(blocks).take(room) {
+            // Not one byte after the other: of a long prompt that took as long as hashing them three times.
+            if let Some((first, rest)) = bytes.split_first_chunk_mut() {
+                *first = parent.to_le_bytes();
+                for (slot, token) in rest.as_chunks_mut().0.iter_mut().zip(tokens) {
+                    *slot = token.to_le_bytes();
+                }
             }
+            parent = xxh3_64(&bytes);
+            hashes.push(BlockHash(parent));
         }
-        self.hashes.push(BlockHash(xxh3_64(bytes)));
     }
 
     /// The hashes, root first.
@@ -160,7 +159,7 @@ impl Chain {
         tail: &[u32],
         tokens: usize,
     ) {
-        self.hashes.extend(blocks);
+        Arc::make_mut(&mut self.hashes).extend(blocks);
         self.tail.clear();
         self.tail.extend_from_slice(tail);
         self.tokens = tokens;

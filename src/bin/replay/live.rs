@@ -351,6 +351,7 @@ fn clear_progress() {
 #[cfg(test)]
 mod tests {
     use super::*;
+    use crate::gaps::Gaps;
 
     fn at(milliseconds: u64) -> Duration {
         Duration::from_millis(milliseconds)
@@ -370,7 +371,7 @@ mod tests {
         reading.event(&content(" a"), at(40)).unwrap();
         reading.event(&content(" b"), at(55)).unwrap();
         assert_eq!(reading.sample.first_token, Some(at(40)));
-        assert_eq!(reading.sample.gaps, [at(15)]);
+        assert_eq!(Gaps::quantiles([&reading.sample.gaps].into_iter(), [1.0]), [at(15)]);
         assert_eq!(reading.answer, " a b");
     }
 

@@ -7,6 +7,7 @@
 //! a failure.
 
 mod calibrate;
+mod gaps;
 mod grid;
 mod live;
 mod random;

@@ -3,6 +3,7 @@
 //! Every sample is kept and sorted. Nothing is binned or sketched: a table that compares tails
 //! within a few per cent cannot afford a histogram's error.
 
+use crate::gaps::Gaps;
 use serde_json::{Value, json};
 use std::collections::BTreeMap;
 use std::time::Duration;
@@ -22,7 +23,7 @@ pub struct Sample {
     /// From sending to the first content event.
     pub first_token: Option<Duration>,
     /// Between content events.
-    pub gaps: Vec<Duration>,
+    pub gaps: Gaps,
     /// From sending to the end of the stream.
     pub whole: Duration,
     /// Prompt tokens, as the replica counted them.
@@ -30,11 +31,11 @@ pub struct Sample {
     /// Those of them that the replica did not compute.
     pub cached_tokens: u64,
     /// Those that the policy expected to be cached, if it expected any number.
-    #[expect(dead_code, reason = "for tables that are yet to come")]
     pub predicted_tokens: Option<u64>,
     /// Why the replica was chosen, in a word, if there is one.
-    #[expect(dead_code, reason = "for tables that are yet to come")]
     pub reason: &'static str,
+    /// Attempts that failed before the one that did not.
+    pub failures: u32,
     /// What went wrong, if anything did.
     pub error: Option<String>,
 }
@@ -56,6 +57,13 @@ impl Quantiles {
         durations.sort_unstable();
         let at = |fraction| quantile(&durations, fraction).as_secs_f64() * 1e3;
         Self { p50: at(0.5), p90: at(0.9), p99: at(0.99) }
+    }
+
+    /// Of all gaps of several answers.
+    pub fn of_gaps<'a>(all: impl Iterator<Item = &'a Gaps>) -> Self {
+        let at = Gaps::quantiles(all, [0.5, 0.9, 0.99]);
+        let [p50, p90, p99] = at.map(|duration| duration.as_secs_f64() * 1e3);
+        Self { p50, p90, p99 }
     }
 
     fn to_json(self) -> Value {
@@ -122,7 +130,7 @@ impl Run {
             prompt_tokens,
             computed_tokens: prompt_tokens.saturating_sub(cached_tokens),
             first_token: Quantiles::of(answered.iter().filter_map(|s| s.first_token).collect()),
-            gap: Quantiles::of(answered.iter().flat_map(|s| s.gaps.iter().copied()).collect()),
+            gap: Quantiles::of_gaps(answered.iter().map(|s| &s.gaps)),
             whole: Quantiles::of(answered.iter().map(|s| s.whole).collect()),
             requests_per_replica,
         }
@@ -208,7 +216,7 @@ mod tests {
         Sample {
             replica: Some(replica.to_owned()),
             first_token: Some(Duration::from_millis(40)),
-            gaps: milliseconds([10, 12]),
+            gaps: milliseconds([10, 12]).into_iter().collect(),
             whole: Duration::from_millis(62),
             prompt_tokens,
             cached_tokens,

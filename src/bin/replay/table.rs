@@ -172,7 +172,7 @@ mod tests {
         let sample = Sample {
             replica: Some("replica-1".to_owned()),
             first_token: Some(Duration::from_millis(40)),
-            gaps: vec![Duration::from_micros(10_540)],
+            gaps: [Duration::from_micros(10_540)].into_iter().collect(),
             whole: Duration::from_millis(1620),
             prompt_tokens: 2_000_000,
             cached_tokens: 500_000,

@@ -294,9 +294,10 @@ impl Fleet {
         };
         let mut index = PrefixIndex::new();
         let first = self.decide(&index, &question);
-        let Some((id, parent, blocks)) = first.new_blocks() else { return };
+        let Some((id, new)) = first.new_blocks() else { return };
         let capacity = ids.len() + 1;
-        assert_eq!(index.record(id, capacity, parent, blocks), Recorded::Held);
+        let recorded = index.record_behind(id, capacity, new.parent, new.blocks);
+        assert_eq!(recorded, Recorded::Held);
         let again = self.decide(&index, &question);
         let chain = first.chain.as_ref().expect("of tokens");
         check_chain(chain, ids, seed);

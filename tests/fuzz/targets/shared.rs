@@ -108,10 +108,11 @@ fn written() -> Vec<Vec<u8>> {
 }
 
 fn record(replica: ReplicaId, bytes: &mut Bytes<'_>) -> Record {
-    let fate = if bytes.u8() & 1 == 0 { Fate::Held } else { Fate::Forgotten };
+    let (fate, known) = (bytes.u8(), u32::from(bytes.u8() & 15));
+    let fate = [Fate::Held, Fate::Forgotten, Fate::Lost][usize::from(fate % 3)];
     let parent = Some(bytes.u64()).filter(|parent| *parent != 0).map(BlockHash);
     let blocks = (0..u64::from(bytes.u8())).map(BlockHash).collect();
-    Record { fate, replica, parent, blocks }
+    Record { fate, replica, parent, blocks, known }
 }
 
 /// The first byte is the kind, the rest what stands behind a header of ours. What is read can be written, and then
@@ -219,7 +220,7 @@ fn snapshot(head: Vec<u8>, chunk: Vec<u8>) {
                 for replica in replicas {
                     assert!(index.held_blocks(replica) <= 100);
                     let blocks: Vec<BlockHash> = (0..9).map(BlockHash).collect();
-                    index.record(replica, 100, None, &blocks);
+                    index.record(replica, 100, &blocks);
                 }
                 let mut cursor = index.cursor();
                 let mut runs = 0;

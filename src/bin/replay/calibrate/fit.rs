@@ -177,7 +177,14 @@ fn not_negative(
     measured: &[Measured],
     weights: &[f64],
 ) -> Result<[f64; UNKNOWNS], String> {
+    // Where all contexts are as long, theirs and the sequences' own share cannot be told apart.
+    let mut contexts = measured.iter().filter_map(|(point, _)| match point {
+        Point::Gap { context, .. } => Some(context),
+        Point::First { .. } => None,
+    });
+    let first = contexts.next();
     let mut kept = [true; UNKNOWNS];
+    kept[UNKNOWNS - 1] = contexts.any(|context| Some(context) != first);
     loop {
         let solution = least_squares(rows, measured, weights, kept)
             .ok_or("the measurements do not determine the engine's parameters")?;

@@ -5,8 +5,8 @@
 
 use super::fit::{Measured, Point};
 use super::probe::{Probe, ids};
+use crate::gaps::Gaps;
 use std::collections::BTreeMap;
-use std::time::Duration;
 
 /// Prompt lengths, up to the longest wanted.
 const LENGTHS: [usize; 9] = [64, 128, 512, 1024, 2048, 4096, 8192, 16_000, 32_000];
@@ -62,9 +62,9 @@ pub async fn all(probe: &Probe, wanted: &Wanted) -> Result<Measurement, String> 
             first_tokens(probe, wanted, length, &mut prompts, &mut measurement).await?;
         }
         for &(sequences, context) in &decoding {
-            let gaps = gaps(probe, sequences, context, wanted.seed).await?;
+            let gap = gap(probe, sequences, context, wanted.seed).await?;
             let point = Point::Gap { sequences, context };
-            measurement.entry(point).or_default().push(median(gaps));
+            measurement.entry(point).or_default().push(gap);
         }
     }
     Ok(measurement)
@@ -111,14 +111,9 @@ async fn first_token(probe: &Probe, prompt: &[u32]) -> Result<(Point, f64), Stri
     Ok((Point::First { prompt_tokens, cached_tokens }, seconds))
 }
 
-/// The gaps of so many sequences that decode at the same time. Their prompts are the same each time: what is cached begins
+/// The median gap of so many sequences that decode at the same time. Their prompts are the same each time: what is cached begins
 /// to decode at once.
-async fn gaps(
-    probe: &Probe,
-    sequences: usize,
-    context: usize,
-    seed: u64,
-) -> Result<Vec<f64>, String> {
+async fn gap(probe: &Probe, sequences: usize, context: usize, seed: u64) -> Result<f64, String> {
     let prompts = (0..sequences).map(|number| ids((seed << 48) + number as u64, context));
     let prompts: Vec<Vec<u32>> = prompts.collect();
     if context > NO_CONTEXT {
@@ -135,14 +130,11 @@ async fn gaps(
         .collect();
     let mut gaps = Vec::new();
     for answer in asked {
-        let sample = answer.await.map_err(|error| error.to_string())??;
-        // Those at the ends are not all alone with the others.
-        let inner = sample.gaps.len().saturating_sub(GAPS as usize / 4);
-        gaps.extend(
-            sample.gaps.iter().skip(GAPS as usize / 8).take(inner).map(Duration::as_secs_f64),
-        );
+        gaps.push(answer.await.map_err(|error| error.to_string())??.gaps);
     }
-    Ok(gaps)
+    // Those at the ends are not all alone with the others, but the median is.
+    let [median] = Gaps::quantiles(gaps.iter(), [0.5]);
+    Ok(median.as_secs_f64())
 }
 
 /// Prompts of which no two begin alike.

@@ -203,7 +203,7 @@ mod tests {
         let usage = r#"{"choices":[],"usage":{"prompt_tokens":90,"prompt_tokens_details":{"cached_tokens":64}}}"#;
         reading.event(usage, at(56)).unwrap();
         let Sample { first_token, gaps, prompt_tokens, cached_tokens, .. } = reading.sample;
-        assert_eq!((first_token, gaps), (Some(at(40)), vec![at(15)]));
+        assert_eq!((first_token, gaps), (Some(at(40)), std::iter::once(at(15)).collect()));
         assert_eq!((prompt_tokens, cached_tokens), (90, 64));
     }
 }

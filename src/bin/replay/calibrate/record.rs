@@ -153,4 +153,21 @@ mod tests {
         assert_eq!(read.to_json(), json);
         assert!(Record::from_json(&json!({ "engine": "x" })).is_none());
     }
+
+    #[test]
+    fn the_simulated_engine_takes_as_long_as_the_one_that_was_measured() {
+        let record =
+            Record::read(Path::new("tests/data/calibration/vllm-0.32.0-cpu.json")).unwrap();
+        let fit = record.fit().unwrap();
+        let mut off: Vec<f64> = measure::medians(&record.measurement)
+            .iter()
+            .map(|(point, seconds)| {
+                (fit.seconds(*point, record.tokens_per_step) / seconds - 1.0).abs()
+            })
+            .collect();
+        off.sort_unstable_by(f64::total_cmp);
+        assert!(off.len() > 25);
+        let (half, most) = (off[off.len() / 2], off[off.len() - 1]);
+        assert!(half < 0.08 && most < 0.35, "off by {half} in the median, {most} at most");
+    }
 }

@@ -51,7 +51,6 @@ impl Seed {
     pub fn of(samples: &[Sample], replicas: usize) -> Self {
         let mut seed = Self { requests: samples.len() as u64, ..Self::default() };
         let mut computed: BTreeMap<&str, u64> = BTreeMap::new();
-        let mut gaps = Vec::new();
         let mut end = Duration::ZERO;
         for sample in samples {
             let (None, Some(first_token)) = (&sample.error, sample.first_token) else {
@@ -62,12 +61,12 @@ impl Seed {
             seed.cached_tokens += sample.cached_tokens;
             seed.first_token.push(first_token);
             seed.whole.push(sample.whole);
-            gaps.extend_from_slice(&sample.gaps);
             let replica = sample.replica.as_deref().unwrap_or_default();
             *computed.entry(replica).or_default() += sample.prompt_tokens - sample.cached_tokens;
             end = end.max(sample.arrival + sample.whole);
         }
-        seed.gap = Quantiles::of(gaps);
+        let answered = samples.iter().filter(|sample| sample.error.is_none());
+        seed.gap = Quantiles::of_gaps(answered.map(|sample| &sample.gaps));
         let most = computed.values().max().copied().unwrap_or_default();
         let sum: u64 = computed.values().sum();
         seed.spread = most as f64 * replicas as f64 / sum.max(1) as f64;
@@ -177,7 +176,7 @@ mod tests {
             replica: Some(replica.to_owned()),
             arrival: Duration::from_secs(1),
             first_token: Some(Duration::from_millis(milliseconds)),
-            gaps: vec![Duration::from_millis(10)],
+            gaps: std::iter::once(Duration::from_millis(10)).collect(),
             whole: Duration::from_millis(milliseconds + 10),
             prompt_tokens,
             cached_tokens,

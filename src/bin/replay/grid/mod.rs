@@ -31,13 +31,8 @@ use warmpath::mock::engine::EngineConfig;
 /// The traces of the table, unless others are named, and the turns that their sessions are cut to. An agent asks again
 /// when it has its answer, so that a load needs many of them at once, and whole sessions of as many would be a hundred
 /// thousand requests.
-const TRACES: [(&str, Option<usize>); 5] = [
-    ("mooncake", None),
-    ("claude_code", Some(12)),
-    ("magagent", Some(6)),
-    ("taubench", Some(6)),
-    ("azure_code", None),
-];
+const TRACES: [(&str, Option<usize>); 4] =
+    [("mooncake", None), ("claude_code", Some(12)), ("magagent", Some(3)), ("azure_code", None)];
 
 /// What to play. Without arguments it is the table of `docs/simulation.md`.
 #[derive(Args, Clone)]
@@ -235,7 +230,7 @@ struct One {
 }
 
 fn one(args: &GridArgs, cell: &Cell, trace: &Trace, seed: u64) -> Result<One, String> {
-    let cut = Cut { requests: args.requests, turns: args.turns, prompt_tokens: args.prompt_tokens };
+    let cut = cut(args, cell, &trace.name);
     let engine = args.engine.engine();
     let equipment = Equipment { engine, threads: args.threads, cost: args.cost.clone() };
     let scene = Scene::of(trace, cell, cut, &equipment, seed)?;

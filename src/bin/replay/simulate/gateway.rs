@@ -1,15 +1,15 @@
 //! One gateway with the filter's core: what `src/shell` does with it, in virtual time.
 
 use super::fleet::FleetConfig;
-use super::policy::{Ask, Ended, ReplicaReport, Router, Why};
+use super::policy::{Ask, Ended, ReplicaReport, Router, Standing, Why};
 use hashbrown::HashMap;
 use std::time::Duration;
 use warmpath::charge::Charges;
-use warmpath::index::PrefixIndex;
+use warmpath::index::{PrefixIndex, Stretch};
 use warmpath::mock::scheduler::RequestId;
 use warmpath::replicas::stats::Report;
 use warmpath::replicas::strikes::Strikes;
-use warmpath::replicas::{Member, Moment, ReplicaId, ReplicaTable};
+use warmpath::replicas::{Health, Member, Moment, ReplicaId, ReplicaTable};
 use warmpath::route::{self, Decision, PromptKnowledge, Question, RouteConfig, View};
 use warmpath::tokens::blocks::{BlockHash, BlockSize, Chain, ChainSeed};
 
@@ -31,12 +31,9 @@ pub struct Gateway {
 impl Gateway {
     /// A gateway in front of a fleet, no replica of which it has sent anything.
     pub fn new(fleet: &FleetConfig) -> Self {
-        let member = |n: usize| Member::healthy(format!("127.0.0.1:{}", 8000 + n));
-        let mut table = ReplicaTable::default();
-        table.set_members(CLUSTER, &(0..fleet.replicas).map(member).collect::<Vec<_>>());
         Self {
             route: fleet.route.clone(),
-            table,
+            table: ReplicaTable::default(),
             index: PrefixIndex::new(),
             charges: Charges::default(),
             block_size: count(fleet.engine.block_size).and_then(BlockSize::new),
@@ -64,6 +61,7 @@ impl Gateway {
 impl Router for Gateway {
     fn choose(&mut self, ask: &Ask<'_>) -> Result<usize, String> {
         let now = moment(ask.now);
+        self.index.advance(now);
         let strikes = Strikes::default();
         let chains = [self.chain(ask)];
         let (table, index, charges) = (&self.table, &self.index, &self.charges);
@@ -81,8 +79,9 @@ impl Router for Gateway {
         };
         let (predicted, id) = (chosen.overlap_tokens, chosen.id);
         self.why = Why { predicted_tokens: Some(predicted), reason: decision.reason.as_str() };
-        if let Some((replica, parent, blocks)) = decision.new_blocks() {
-            self.index.record(replica, self.capacity_blocks as usize, parent, blocks);
+        if let Some((replica, new)) = decision.new_blocks() {
+            let capacity = self.capacity_blocks as usize;
+            self.index.record_behind(replica, capacity, new.parent, new.blocks);
         }
         let half_life = self.route.cost.recent_half_life;
         self.charges.start(id, decision.uncached_tokens(), now, half_life);
@@ -102,20 +101,36 @@ impl Router for Gateway {
     }
 
     fn ended(&mut self, id: RequestId, ended: &Ended<'_>, _now: Duration) {
-        let Some(decision) = self.under_way.remove(&id) else { return };
-        let (Some(chosen), Some(chain)) = (decision.chosen(), &decision.chain) else { return };
-        self.charges.end(chosen.id);
+        let Some(mut decision) = self.under_way.remove(&id) else { return };
+        let Some(chosen) = decision.chosen().map(|chosen| chosen.id) else { return };
+        let Some(chain) = &mut decision.chain else { return };
+        self.charges.end(chosen);
         if ended.failed {
             return;
         }
         // The last token of an answer is never computed, so a block that it fills is not cached.
         let size = chain.block_size().get();
         let tokens = chain.token_count() + (ended.answer_tokens as usize).saturating_sub(1);
-        let filled = (tokens / size as usize).saturating_sub(chain.hashes().len());
-        let new: Vec<BlockHash> =
-            ended.answer_blocks.iter().take(filled).copied().map(BlockHash).collect();
-        let parent = chain.hashes().last().copied();
-        self.index.record(chosen.id, self.capacity_blocks as usize, parent, &new);
+        let before = chain.hashes().len();
+        let filled = (tokens / size as usize).saturating_sub(before);
+        let filled = ended.answer_blocks.iter().take(filled).copied().map(BlockHash);
+        chain.go_on_behind(filled, &[], tokens);
+        let new = Stretch::of(chain.hashes(), before);
+        self.index.record_behind(chosen, self.capacity_blocks as usize, new.parent, new.blocks);
+    }
+
+    /// Those that are not there yet have their places, so that places and replicas have the same numbers.
+    fn standing(&mut self, standing: &[Standing]) {
+        let member = |(n, standing): (usize, &Standing)| Member {
+            health: match standing {
+                Standing::Serving => Health::Healthy,
+                Standing::Draining => Health::Draining,
+                Standing::Absent | Standing::Down => Health::Unhealthy,
+            },
+            ..Member::healthy(format!("127.0.0.1:{}", 8000 + n))
+        };
+        let members: Vec<Member> = standing.iter().enumerate().map(member).collect();
+        self.table.set_members(CLUSTER, &members);
     }
 
     fn report(&mut self, replica: usize, report: &ReplicaReport, now: Duration) {

@@ -6,15 +6,19 @@
 
 mod baselines;
 mod bounds;
+mod fault;
 mod fleet;
 mod gateway;
 mod policy;
+mod replica;
+mod run;
 
 use crate::stats::Run;
 use crate::table;
 use crate::trace::Trace;
 use crate::workload::{Plan, Workload};
 use clap::Args;
+use fault::Fault;
 use std::fmt::Write as _;
 use std::path::PathBuf;
 use std::time::Duration;
@@ -74,15 +78,25 @@ pub struct SimulateArgs {
     /// Milliseconds between a replica's reports.
     #[arg(long, default_value_t = 500)]
     report_ms: u64,
+    /// Milliseconds that a report is on its way.
+    #[arg(long, default_value_t = 0)]
+    report_delay_ms: u64,
     /// Speed of the first, second, ... replica as a multiple of the others'.
     #[arg(long, value_delimiter = ',')]
     speeds: Vec<f64>,
-    /// Gateways, each with as many of the sessions.
+    /// How many gateways.
     #[arg(long, default_value_t = 1)]
     gateways: usize,
     /// Worker threads of each gateway.
     #[arg(long, default_value_t = 1)]
     threads: usize,
+    /// Each request opens a connection, and so comes to any thread of any gateway.
+    #[arg(long)]
+    reconnects: bool,
+    /// What goes wrong: SECONDS:restart:REPLICA:SECONDS, SECONDS:cache:REPLICA:BLOCKS, SECONDS:speed:REPLICA:TIMES,
+    /// SECONDS:silence:SECONDS, SECONDS:join:REPLICA or SECONDS:drain:REPLICA. May be repeated.
+    #[arg(long = "fault")]
+    faults: Vec<Fault>,
     /// Responses do not say how many tokens were cached.
     #[arg(long)]
     no_usage: bool,
@@ -144,9 +158,12 @@ impl SimulateArgs {
             speeds: self.speeds.clone(),
             route,
             report_interval,
+            report_delay: Duration::from_millis(self.report_delay_ms),
             gateways: self.gateways,
             threads: self.threads,
+            reconnects: self.reconnects,
             usage: !self.no_usage,
+            faults: self.faults.clone(),
         })
     }
 }
@@ -163,9 +180,12 @@ impl FleetConfig {
             engine,
             speeds: Vec::new(),
             report_interval: Duration::from_millis(500),
+            report_delay: Duration::ZERO,
             gateways: 1,
             threads: 1,
+            reconnects: false,
             usage: true,
+            faults: Vec::new(),
         })
     }
 }

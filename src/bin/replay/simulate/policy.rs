@@ -198,11 +198,27 @@ pub trait Router {
     /// The end of a request that this router placed.
     fn ended(&mut self, _id: RequestId, _ended: &Ended<'_>, _now: Duration) {}
 
+    /// Who is there, by Envoy's account: at the start and at each change.
+    fn standing(&mut self, _standing: &[Standing]) {}
+
     /// A replica's report.
     fn report(&mut self, _replica: usize, _report: &ReplicaReport, _now: Duration) {}
 
     /// What became of a replica's blocks in a step that has ended, in order; for policies that have KV events.
     fn cached(&mut self, _replica: usize, _changes: &[Change], _now: Duration) {}
+}
+
+/// How a replica stands with Envoy.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum Standing {
+    /// Not one of the cluster's.
+    Absent,
+    /// Healthy.
+    Serving,
+    /// Finishing what it has.
+    Draining,
+    /// Not answering.
+    Down,
 }
 
 /// A request that must be placed.

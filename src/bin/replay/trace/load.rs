@@ -3,7 +3,7 @@
 //! **Requests** are capped by whole families of sessions, drawn by the seed. Where the trace has too few, families come
 //! again as copies: blocks that only one family has get fresh ids, so that a copy shares what everyone shares, a system
 //! prompt, tools, and nothing else. A session may be cut to its first turns, since a long one cannot be sped up: each of
-//! its turns waits for the answer before it.
+//! its turns waits for the answer before it. The sub-agents of a conversation that is cut are left out.
 //!
 //! **Load** is the work that arrives, in replica-seconds per second and replica. A request's work is what an unshared
 //! step of an engine takes for it after one infinite cache for everyone:
@@ -155,9 +155,8 @@ fn draw(trace: &Trace, load: &Load) -> Result<Trace, String> {
                 break;
             }
             let Some(family) = families.0.get(family) else { continue };
-            requests += family.requests;
-            let mut members: Vec<Session> =
-                family.sessions.iter().filter_map(|session| cut(session, load)).collect();
+            requests += family.requests();
+            let mut members = family.members();
             if copy > 0 {
                 let shared = shared.get_or_insert_with(|| families.shared_blocks());
                 members.iter_mut().for_each(|session| renew(session, copy, shared));
@@ -180,23 +179,27 @@ fn shuffled(count: usize, random: &mut Random) -> Vec<usize> {
     order
 }
 
-/// A session's turns within the limits, if it has any.
-fn cut(session: &Session, load: &Load) -> Option<Session> {
-    let kept = kept_turns(session, load);
-    let turns = session.turns.get(..kept).filter(|turns| !turns.is_empty())?.to_vec();
-    Some(Session { name: session.name.clone(), arrival: session.arrival, turns })
-}
-
 fn kept_turns(session: &Session, load: &Load) -> usize {
     let fits = |turn: &&Turn| load.prompt_tokens.is_none_or(|most| turn.prompt_tokens <= most);
     session.turns.iter().take(load.turns.unwrap_or(usize::MAX)).take_while(fits).count()
 }
 
-/// Sessions that are drawn together.
-struct Family<'a> {
-    sessions: Vec<&'a Session>,
-    /// After the cut.
-    requests: usize,
+/// Sessions that are drawn together, each with the turns that are left of it.
+struct Family<'a>(Vec<(&'a Session, &'a [Turn])>);
+
+impl Family<'_> {
+    fn requests(&self) -> usize {
+        self.0.iter().map(|(_, turns)| turns.len()).sum()
+    }
+
+    fn members(&self) -> Vec<Session> {
+        let member = |(session, turns): &(&Session, &[Turn])| Session {
+            name: session.name.clone(),
+            arrival: session.arrival,
+            turns: turns.to_vec(),
+        };
+        self.0.iter().map(member).collect()
+    }
 }
 
 struct Families<'a>(Vec<Family<'a>>);
@@ -205,21 +208,30 @@ impl<'a> Families<'a> {
     fn of(trace: &'a Trace, load: &Load) -> Self {
         let mut numbers: HashMap<&str, usize> = HashMap::new();
         let mut families: Vec<Family<'_>> = Vec::new();
+        // Their sub-agents may begin behind what is left of them.
+        let is_cut = |session: &&Session| kept_turns(session, load) < session.turns.len();
+        let cut = trace.sessions.iter().filter(is_cut).map(|session| session.name.as_str());
+        let cut: HashSet<&str> = cut.collect();
         for session in &trace.sessions {
+            let is_agent = conversation(&session.name) != session.name;
+            let is_left_out = is_agent && cut.contains(conversation(&session.name));
+            let kept = if is_left_out { 0 } else { kept_turns(session, load) };
+            let Some(turns) = session.turns.get(..kept).filter(|turns| !turns.is_empty()) else {
+                continue;
+            };
             let number = *numbers.entry(family(&session.name)).or_insert(families.len());
             if number == families.len() {
-                families.push(Family { sessions: Vec::new(), requests: 0 });
+                families.push(Family(Vec::new()));
             }
-            if let Some(family) = families.get_mut(number) {
-                family.sessions.push(session);
-                family.requests += kept_turns(session, load);
+            if let Some(Family(members)) = families.get_mut(number) {
+                members.push((session, turns));
             }
         }
         Self(families)
     }
 
     fn requests(&self) -> usize {
-        self.0.iter().map(|family| family.requests).sum()
+        self.0.iter().map(Family::requests).sum()
     }
 
     /// The blocks that more than one family has.
@@ -227,7 +239,7 @@ impl<'a> Families<'a> {
         let mut owners: HashMap<u64, usize> = HashMap::new();
         let mut shared = HashSet::new();
         for (number, family) in self.0.iter().enumerate() {
-            let turns = family.sessions.iter().flat_map(|session| &session.turns);
+            let turns = family.0.iter().flat_map(|(_, turns)| *turns);
             for block in turns.flat_map(|turn| &turn.blocks) {
                 if *owners.entry(*block).or_insert(number) != number {
                     shared.insert(*block);
@@ -561,6 +573,9 @@ mod tests {
         let arrival = |name: String| {
             scaled.trace.sessions.iter().find(|s| s.name == name).unwrap().arrival.as_secs_f64()
         };
+        let cut = Load { turns: Some(2), ..load(1, 0.05, 60) };
+        let agents = Families::of(&trace, &cut).0.iter().map(Family::requests).sum::<usize>();
+        assert_eq!(agents, 60, "two turns of each conversation, and no sub-agent's");
         for family in 0..30 {
             let behind = arrival(format!("f{family}/agent")) - arrival(format!("f{family}"));
             assert!((behind - scaled.pauses).abs() < 1e-6, "{behind}");
