@@ -8,9 +8,11 @@
 #       turns; replicas that answer at once. It fails where a count or prediction was not exact. A minute or two on two
 #       idle cores, at most six; --quick is a try of half a minute, whose figures mean little. Linux only.
 #
-#   scripts/bench.sh stages [--model FOLDER] [--json FILE]
+#   scripts/bench.sh stages [--model FOLDER] [--json FILE] [--only STAGE]
 #       Each stage of a decision alone, natively and in Envoy's VM: parse, normalise, render, tokenize, hash and look
-#       up, for prompts of 1,000, 10,000 and 100,000 tokens and for the worst that is let in, with the longest step.
+#       up, for prompts of 1,000, 10,000 and 100,000 tokens and for the worst that is let in, with the longest step. And
+#       the decision for one of 10,000 tokens, with 8 and 64 full replicas that hold nothing of it, all, or a part each,
+#       against hashing its blocks; --only decide is that alone.
 #
 #   scripts/bench.sh tokenizers [FOLDER]...
 #       Loads tokenizers from tokenizer.json and from the prepared form: time, longest stall of a worker,

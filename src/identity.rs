@@ -81,6 +81,11 @@ impl Identity {
         &self.names
     }
 
+    /// What the name of the adapter hashes to, if it is one.
+    pub fn adapter(&self) -> Option<u64> {
+        self.adapter.as_ref().and(self.names.first()).map(|name| hash(name))
+    }
+
     /// Where the chains of its prompts start.
     pub fn seed(&self, config: &Config, cache_salt: Option<&str>, tenant: &Tenant) -> ChainSeed {
         let own_name = config.model_names(self.index).first().map_or("", String::as_str);
@@ -151,6 +156,7 @@ mod tests {
     use super::*;
     use crate::charge::Charges;
     use crate::index::PrefixIndex;
+    use crate::learn::Rates;
     use crate::replicas::strikes::Strikes;
     use crate::replicas::{Member, Moment};
     use crate::route::{self, Decision, PromptKnowledge, Question, Reason, View};
@@ -201,6 +207,7 @@ mod tests {
                 index: &self.index,
                 charges: &charges,
                 strikes: &strikes,
+                rates: &Rates::default(),
                 now: Moment::default().plus(Duration::from_secs(100)),
             };
             let identity = self.identity(name).unwrap();
@@ -211,6 +218,7 @@ mod tests {
                     tokens,
                     seed: identity.seed(&self.config, salt, tenant),
                 },
+                adapter: None,
                 answer_limit: None,
                 tie_seed: 0,
             };

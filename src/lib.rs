@@ -12,8 +12,8 @@
 //!    [`identity`] says whose entries of a cache a request can use at all.
 //! 4. [`score`] is the cost in seconds, and [`route::decide`] the only path from all of these to a
 //!    replica and a reason.
-//! 5. [`feedback`] reads the response in passing: what it proves goes back into the index, and what it contradicts
-//!    to [`drift`], which says whose prompts are trusted.
+//! 5. [`feedback`] reads the response in passing: what it proves goes back into the index, what it contradicts
+//!    to [`drift`], which says whose prompts are trusted, and how long it took to [`learn`].
 //! 6. [`share`] is how the VMs of one Envoy come to see the same, and [`metrics`] what they count, by the
 //!    [`classes`] of requests.
 //! 7. `shell`, in wasm only, does the host calls; [`loaded`] is what its configurations share.
@@ -33,6 +33,7 @@ pub mod drift;
 pub mod feedback;
 pub mod identity;
 pub mod index;
+pub mod learn;
 pub mod loaded;
 mod media;
 pub mod memo;

@@ -376,11 +376,41 @@ pub const REPLICA_SUSPENDED: Metric = Metric::gauge(
     &["cluster", "replica"],
     "1 while the replica is suspended for its failures, until a probe has succeeded; else 0",
 );
+/// Learned: prefill.
+pub const REPLICA_PREFILL_RATE: Metric = Metric::gauge(
+    "warmpath_replica_prefill_tokens_per_s",
+    &["cluster", "replica"],
+    "Prompt tokens that the replica computes per second, as its streamed answers show; its cluster's median where it has given too few; absent while nothing is known",
+);
+/// Learned: decode.
+pub const REPLICA_DECODE_TIME: Metric = Metric::gauge(
+    "warmpath_replica_decode_us_per_token",
+    &["cluster", "replica"],
+    "Microseconds that one more request in flight adds to each token of an answer, likewise",
+);
+/// Learned: how well it fits.
+pub const REPLICA_WAIT_ERROR: Metric = Metric::gauge(
+    "warmpath_replica_wait_error_ms",
+    &["cluster", "replica"],
+    "How many milliseconds first tokens came before or after they were expected, in the median of the last answers",
+);
+/// Learned: from how many.
+pub const REPLICA_SAMPLES: Metric = Metric::gauge(
+    "warmpath_replica_rate_samples",
+    &["cluster", "replica"],
+    "Answers that the three lines above come from; 0: not measured",
+);
+/// What was seen of speed.
+pub const RATE_SAMPLES: Metric = Metric::counter(
+    "warmpath_rate_samples_total",
+    &["result"],
+    "Answers by what they teach of a replica's speed: taken; or nothing, being whole (not streamed), of an unknown prompt, retried (or served elsewhere), cut, or absurd (no engine behaves like that)",
+);
 /// Own unfinished.
 pub const REPLICA_UNFINISHED: Metric = Metric::gauge(
     "warmpath_replica_unfinished_tokens",
     &["cluster", "replica"],
-    "Uncached prompt tokens that this Envoy sent there and whose answer has not begun",
+    "Uncached prompt tokens that this Envoy sent there and whose answer has not begun; those of long prompts count for more, as attention does",
 );
 /// Shadow occupancy.
 pub const REPLICA_SHADOW: Metric = Metric::gauge(
@@ -509,6 +539,11 @@ pub const ALL: &[Metric] = &[
     REPLICA_REPORT_AGE,
     REPLICA_IN_FLIGHT,
     REPLICA_SUSPENDED,
+    REPLICA_PREFILL_RATE,
+    REPLICA_DECODE_TIME,
+    REPLICA_WAIT_ERROR,
+    REPLICA_SAMPLES,
+    RATE_SAMPLES,
     REPLICA_UNFINISHED,
     REPLICA_SHADOW,
     REPLICA_CAPACITY,

@@ -1,44 +1,61 @@
 //! What it costs to send a request to a replica, in seconds. The formula and nothing else.
 //!
 //! ```text
-//! cost     = wait + prefill + stall + decode + pressure
-//! wait     = (unfinished + foreign * mean_uncached + recent_weight * done / (1 + in_flight)) / rate
-//! prefill  = uncached * (1 + (prompt - uncached / 2) / attention_tokens) / rate
+//! cost     = wait + prefill + stall + decode + pressure + eviction + adapter
+//! wait     = base_s + (queued + recent_weight * done / (1 + in_flight)) / rate
+//! queued   = unfinished + foreign * mean_uncached
+//! prefill  = work / rate
+//! work     = uncached * (1 + (prompt - uncached / 2) / attention_tokens)
 //! stall    = neighbour_weight * neighbours * prefill
 //! decode   = (1 + neighbour_weight) * decoding * answer_tokens * decode_s_per_token
 //! pressure = pressure_s * k / (1 - k)
+//! eviction = eviction_weight * evicted / rate
+//! adapter  = adapter_load_s, where it must be loaded
 //! ```
 //!
-//! `wait`, `prefill` and half of `decode` are this request's own time; `stall` and the other half
-//! are what it takes from others, since every sequence of a batch waits for a prefill in it. A
-//! choice by own time alone leaves a prefix as soon as another replica is free for a moment, and
-//! everybody pays: `warmpath-replay simulate --seeds 3` computes 758,000 tokens a run with
-//! `--cost '{"neighbour_weight": 0}'` and 601,000 without.
+//! `wait`, `prefill`, `adapter` and half of `decode` are this request's own time; `stall` and the
+//! other half are what it takes from others, since every sequence of a batch waits for a prefill in
+//! it; `eviction` is what it takes from those to come. A choice by own time alone leaves a prefix
+//! as soon as another replica is free for a moment, and everybody pays: `warmpath-replay simulate
+//! --seeds 3` computes 758,000 tokens a run with `--cost '{"neighbour_weight": 0}'` and 601,000
+//! without.
 //!
 //! `stall` goes by the fleet's mean, not by the replica's own number of requests: it weighs
 //! computing against not computing, and must not send a long prompt to where few requests are
 //! but long ones wait.
 //!
-//! | term | unit | source | when it is missing |
+//! | term | unit | source | missing, stale or absurd |
 //! | --- | --- | --- | --- |
-//! | `unfinished` | tokens | prompts that any VM of this Envoy sent there and that have not begun to answer, uncached part | never missing |
-//! | `foreign` | requests | the replica's running and waiting requests less our own, as many as are in flight now or were when it reported: what other gateways sent. A report outlives the requests in it: without the latter, our own that has just ended would pass for a stranger's until the next one | 0: own in-flight still counts |
+//! | `rate` | tokens/s | learned from the replica's streamed answers ([`crate::learn`]) | its cluster's median; where nobody was measured, the configured rate. Bounded when learned, and when read from another VM |
+//! | `base_s` | s | learned: what a first token takes beside queue and prompt | the cluster's median; 0 |
+//! | `unfinished` | tokens of work | prompts that any VM of this Envoy sent there and that have not begun to answer: the work of what is not cached | never missing |
+//! | `foreign` | requests | the replica's running and waiting requests less our own, as many as are in flight now or were when it reported: what other gateways sent. A report outlives the requests in it: without the latter, our own that has just ended would pass for a stranger's until the next one | 0: own in-flight still counts. At most [`MAX_FOREIGN`] |
 //! | `mean_uncached` | tokens | configured | - |
-//! | `done` | tokens | uncached tokens sent there lately, halved every [`CostConfig::recent_half_life`], less the unfinished ones: when requests come one by one nothing is in flight, and this alone keeps one replica from taking all of them | never missing |
-//! | `rate` | tokens/s | configured | - |
+//! | `done` | tokens of work | what was sent there lately, halved every [`CostConfig::recent_half_life`], less the unfinished: when requests come one by one nothing is in flight, and this alone keeps one replica from taking all of them | never missing |
 //! | `neighbours` | requests | own in flight per replica, mean over the candidates | never missing |
 //! | `decoding` | requests | own in flight, and of the reported running requests those that are foreign | own in-flight alone |
 //! | `answer_tokens` | tokens | the request's own limit, at most the configured mean | the mean |
+//! | `decode_s_per_token` | s | learned from the gaps of streamed answers | as `rate` |
 //! | `k` | share | reported KV usage, clamped to [`MAX_KV_USAGE`] | 0, no pressure: an unknown replica is neither idle nor full in the other terms |
+//! | `evicted` | tokens | of the blocks that are new to the replica, those beyond what its shadow has room for. Each may be missed by whoever comes back for it: `eviction_weight` is how many are | 0: nothing is known to be held |
+//! | `adapter` | s | the adapters that the replica's last reports named as running or waiting, as many as it has places for | 0: one that does not report adapters is taken to have it |
 //!
 //! Each signal degrades alone. With no report from anywhere the cost still orders replicas by
 //! cache overlap and by the work this Envoy itself has in flight.
+//!
+//! Blocks in slower tiers than the accelerator's memory have no term: nothing that reaches the
+//! filter says which tier a block is in.
 
+use crate::learn::Speed;
 use std::time::Duration;
 
 /// KV usage is clamped here. At 0.98 the pressure term is 49 times its coefficient; nearer to 1 a
 /// rounding step of the gauge would decide between replicas.
 pub const MAX_KV_USAGE: f64 = 0.98;
+
+/// More requests of others are not believed: no engine queues so many, and a replica that claims four billion would have
+/// a cost beside which every other difference vanishes.
+pub const MAX_FOREIGN: f64 = 10_000.0;
 
 /// The formula's coefficients. All are finite and positive; the configuration sees to that.
 #[derive(Debug, Clone, PartialEq)]
@@ -62,6 +79,10 @@ pub struct CostConfig {
     pub recent_weight: f64,
     /// How long until recently sent tokens count half.
     pub recent_half_life: Duration,
+    /// Share of the evicted tokens that somebody will have computed again.
+    pub eviction_weight: f64,
+    /// Seconds until an adapter that is not loaded is.
+    pub adapter_load_s: f64,
 }
 
 impl Default for CostConfig {
@@ -76,6 +97,8 @@ impl Default for CostConfig {
             pressure_s: 0.01,
             recent_weight: 0.1,
             recent_half_life: Duration::from_secs(5),
+            eviction_weight: 0.1,
+            adapter_load_s: 0.1,
         }
     }
 }
@@ -93,9 +116,9 @@ pub struct Signals {
     pub in_flight: f64,
     /// Requests in flight on one replica of the fleet, on average.
     pub neighbours: f64,
-    /// Uncached tokens of those whose answer has not begun.
+    /// Work, in tokens, of those whose answer has not begun.
     pub unfinished_tokens: f64,
-    /// Uncached tokens sent there lately, decayed.
+    /// Work sent there lately, decayed.
     pub recent_tokens: f64,
     /// Reported running and waiting requests, if a fresh report exists.
     pub reported: Option<(f64, f64)>,
@@ -103,6 +126,12 @@ pub struct Signals {
     pub reported_own: f64,
     /// Reported KV usage, if fresh.
     pub kv_usage: Option<f64>,
+    /// How fast the replica is.
+    pub speed: Speed,
+    /// Tokens in blocks that it would evict.
+    pub evicted_tokens: f64,
+    /// Whether the request's adapter must be loaded first.
+    pub loads_adapter: bool,
 }
 
 /// The cost, term by term, in seconds.
@@ -118,37 +147,68 @@ pub struct Cost {
     pub decode: f64,
     /// What a nearly full KV cache risks (preemption, queueing for blocks).
     pub pressure: f64,
+    /// Computing again what its blocks push out.
+    pub eviction: f64,
+    /// Loading its adapter.
+    pub adapter: f64,
 }
 
 impl Cost {
     /// The sum of the terms.
     pub fn total(&self) -> f64 {
-        self.wait + self.prefill + self.stall + self.decode + self.pressure
+        self.wait
+            + self.prefill
+            + self.stall
+            + self.decode
+            + self.pressure
+            + self.eviction
+            + self.adapter
+    }
+}
+
+impl Signals {
+    /// Tokens of the prompt that the replica must compute, longer attention counted as more of them.
+    pub fn work(&self, config: &CostConfig) -> f64 {
+        let uncached = (self.prompt_tokens - self.cached_tokens).max(0.0);
+        uncached * (1.0 + (self.prompt_tokens - uncached / 2.0) / config.attention_tokens)
+    }
+
+    /// Work in front of it.
+    pub fn queued(&self, config: &CostConfig) -> f64 {
+        self.unfinished_tokens + self.foreign() * config.mean_uncached_tokens
+    }
+
+    fn foreign(&self) -> f64 {
+        let (running, waiting) = self.reported.unwrap_or_default();
+        let own = self.in_flight.max(self.reported_own);
+        (running + waiting - own).clamp(0.0, MAX_FOREIGN)
+    }
+
+    fn decoding(&self) -> f64 {
+        let (running, _) = self.reported.unwrap_or_default();
+        self.in_flight.max(running.min(self.in_flight + self.foreign()))
     }
 }
 
 /// The formula.
 pub fn cost(config: &CostConfig, signals: &Signals) -> Cost {
-    let uncached = (signals.prompt_tokens - signals.cached_tokens).max(0.0);
-    let (running, waiting) = signals.reported.unwrap_or_default();
-    let own = signals.in_flight.max(signals.reported_own);
-    let foreign = (running + waiting - own).max(0.0);
-    let decoding = signals.in_flight.max(running.min(signals.in_flight + foreign));
-    let queued = signals.unfinished_tokens
-        + foreign * config.mean_uncached_tokens
-        + config.recent_weight * (signals.recent_tokens - signals.unfinished_tokens).max(0.0)
-            / (1.0 + signals.in_flight);
-    let attention = (signals.prompt_tokens - uncached / 2.0) / config.attention_tokens;
+    let Speed { prefill_tokens_per_s, decode_s_per_token, base_s, .. } = signals.speed;
+    let rate = prefill_tokens_per_s.unwrap_or(config.prefill_tokens_per_s);
+    let decode_s_per_token = decode_s_per_token.unwrap_or(config.decode_s_per_token);
+    let done = (signals.recent_tokens - signals.unfinished_tokens).max(0.0);
+    let recent = config.recent_weight * done / (1.0 + signals.in_flight);
+    let prefill = signals.work(config) / rate;
     let answer = signals.answer_limit.unwrap_or(f64::INFINITY).min(config.mean_answer_tokens);
-    let slowed = decoding * answer * config.decode_s_per_token;
-    let prefill = uncached * (1.0 + attention) / config.prefill_tokens_per_s;
+    let slowed = signals.decoding() * answer * decode_s_per_token;
     let usage = signals.kv_usage.unwrap_or(0.0).clamp(0.0, MAX_KV_USAGE);
     Cost {
-        wait: queued / config.prefill_tokens_per_s,
+        wait: base_s + (signals.queued(config) + recent) / rate,
         prefill,
         stall: config.neighbour_weight * signals.neighbours * prefill,
         decode: (1.0 + config.neighbour_weight) * slowed,
         pressure: config.pressure_s * usage / (1.0 - usage),
+        eviction: config.eviction_weight * signals.evicted_tokens / rate,
+        adapter: if signals.loads_adapter { config.adapter_load_s } else { 0.0 },
     }
 }
 
@@ -167,6 +227,8 @@ mod tests {
             pressure_s: 0.15,
             recent_weight: 0.1,
             recent_half_life: Duration::from_secs(5),
+            eviction_weight: 0.5,
+            adapter_load_s: 0.2,
         }
     }
 
@@ -262,5 +324,40 @@ mod tests {
     #[test]
     fn sequential_requests_are_felt_after_they_are_done() {
         check(Signals { recent_tokens: 1000.0, ..Signals::default() }, |cost| cost.wait, 0.1);
+    }
+
+    #[test]
+    fn a_replica_goes_by_its_own_speed() {
+        let speed = Speed {
+            prefill_tokens_per_s: Some(500.0),
+            decode_s_per_token: Some(0.002),
+            base_s: 0.05,
+            ..Speed::default()
+        };
+        let signals = Signals {
+            prompt_tokens: 1000.0,
+            unfinished_tokens: 100.0,
+            in_flight: 1.0,
+            speed,
+            ..Signals::default()
+        };
+        check(signals, |cost| cost.prefill, 2.1);
+        check(signals, |cost| cost.wait, 0.25);
+        check(signals, |cost| cost.decode, 0.2);
+    }
+
+    #[test]
+    fn what_is_pushed_out_and_an_adapter_that_is_not_there_cost_seconds() {
+        let signals = Signals { evicted_tokens: 300.0, loads_adapter: true, ..Signals::default() };
+        check(signals, |cost| cost.eviction, 0.15);
+        check(signals, |cost| cost.adapter, 0.2);
+        check(signals, Cost::total, 0.35);
+    }
+
+    #[test]
+    fn a_replica_that_claims_billions_of_requests_is_not_believed() {
+        let signals =
+            Signals { reported: Some((4e9, 4e9)), kv_usage: Some(1.0), ..Signals::default() };
+        check(signals, |cost| cost.wait, 5000.0);
     }
 }

@@ -1,6 +1,7 @@
 //! Runs the cases of `stages.rs` in Envoy's VM, for `scripts/bench.sh stages`: one case a tick, each in one callback.
 //!
-//! The configuration is the path of a prepared file, which Envoy itself serves.
+//! The configuration is the path of a prepared file, which Envoy itself serves, and the one stage to run, if it is to be
+//! only one.
 #![cfg(target_family = "wasm")]
 #![expect(missing_docs, reason = "a plugin has no documented items")]
 #![expect(clippy::disallowed_methods, reason = "what takes how long is measured by the clock")]
@@ -24,6 +25,7 @@ proxy_wasm::main! {{
 #[derive(Default)]
 struct Bench {
     path: String,
+    only: Option<String>,
     ticks: u32,
     cases: Option<std::vec::IntoIter<Case>>,
 }
@@ -32,7 +34,7 @@ impl Context for Bench {
     fn on_http_call_response(&mut self, _: u32, _: usize, size: usize, _: usize) {
         let body = hostcalls::get_buffer(BufferType::HttpCallResponseBody, 0, size);
         match Parts::load(body.ok().flatten().unwrap_or_default()) {
-            Ok(parts) => self.cases = Some(parts.cases().into_iter()),
+            Ok(parts) => self.cases = Some(parts.cases(self.only.as_deref()).into_iter()),
             Err(error) => warn!("bench failed: {error}"),
         }
     }
@@ -41,7 +43,10 @@ impl Context for Bench {
 impl RootContext for Bench {
     fn on_configure(&mut self, size: usize) -> bool {
         let path = hostcalls::get_buffer(BufferType::PluginConfiguration, 0, size);
-        self.path = String::from_utf8(path.ok().flatten().unwrap_or_default()).unwrap_or_default();
+        let text = String::from_utf8(path.ok().flatten().unwrap_or_default()).unwrap_or_default();
+        let mut words = text.split_whitespace().map(str::to_owned);
+        self.path = words.next().unwrap_or_default();
+        self.only = words.next();
         hostcalls::set_tick_period(Duration::from_millis(50)).is_ok()
     }
 

@@ -10,13 +10,15 @@ use std::time::{Duration, Instant};
 use warmpath::charge::Charges;
 use warmpath::config::Config;
 use warmpath::index::PrefixIndex;
+use warmpath::learn::Rates;
+use warmpath::replicas::stats::Report;
 use warmpath::replicas::strikes::Strikes;
-use warmpath::replicas::{Member, Moment, ReplicaTable};
+use warmpath::replicas::{Member, Moment, ReplicaId, ReplicaTable};
 use warmpath::request::{self, Api, Input};
 use warmpath::route::{self, PromptKnowledge, Question, RouteConfig, View};
 use warmpath::template::{Renderer, Rendering};
 use warmpath::tokens::Tokenizer;
-use warmpath::tokens::blocks::{BlockSize, ChainSeed, Chains};
+use warmpath::tokens::blocks::{BlockHash, BlockSize, Chain, ChainSeed, Chains};
 use warmpath::tokens::prepared::{Loader, Prepared, Progress};
 
 /// A case is repeated for this long: V8 compiles what is hot meanwhile.
@@ -107,9 +109,17 @@ impl Parts {
         }
     }
 
-    /// Every case.
-    pub fn cases(&self) -> Vec<Case> {
-        let mut cases = Vec::new();
+    /// Every case, or those of one stage.
+    pub fn cases(&self, only: Option<&str>) -> Vec<Case> {
+        let mut cases = decisions();
+        if only.is_none() {
+            self.stages(&mut cases);
+        }
+        cases.retain(|case| only.is_none_or(|only| case.stage == only));
+        cases
+    }
+
+    fn stages(&self, cases: &mut Vec<Case>) {
         for (name, bytes) in [("1k", 4_000), ("10k", 40_000), ("100k", 400_000)] {
             let body = chat(&Random::new(7).messages(bytes));
             let text = self.text_of(&body);
@@ -119,8 +129,7 @@ impl Parts {
             cases.push(hash(name, bytes as u32 / 4));
             cases.push(look_up(name, bytes as u32 / 4, 4));
         }
-        self.worst(&mut cases);
-        cases
+        self.worst(cases);
     }
 
     fn worst(&self, cases: &mut Vec<Case>) {
@@ -258,13 +267,158 @@ fn look_up(input: &str, tokens: u32, replicas: usize) -> Case {
             index: &index,
             charges: &charges,
             strikes: &strikes,
+            rates: &Rates::default(),
             now: Moment::default(),
         };
         let prompt = PromptKnowledge::Hashed { prompt_tokens: tokens, chains: chains.as_slice() };
-        let question =
-            Question { cluster: "c", model_names: &[], prompt, answer_limit: None, tie_seed: 3 };
+        let question = Question {
+            cluster: "c",
+            model_names: &[],
+            prompt,
+            adapter: None,
+            answer_limit: None,
+            tie_seed: 3,
+        };
         if let Some(route) = &route {
             black_box(steps.time(|| route::decide(route, &view, &question)));
         }
     })
+}
+
+/// Prompts that take turns, so that not everything is in the processor's nearest cache.
+const TURNS: u32 = 16;
+
+const DECISION_TOKENS: u32 = 10_000;
+
+/// What there is to decide with for a prompt of 10,000 tokens, against hashing it.
+fn decisions() -> Vec<Case> {
+    let prompts: Vec<Vec<u32>> =
+        (0..TURNS).map(|n| (n << 20..(n << 20) + DECISION_TOKENS).collect()).collect();
+    let (mut turn, again) = (0, prompts.clone());
+    let mut cases = vec![Case::new("decide", "hashing alone", move |steps| {
+        turn = (turn + 1) % prompts.len();
+        if let Some((size, ids)) = BlockSize::new(16).zip(prompts.get(turn)) {
+            let mut chains = Chains::new(ChainSeed::new("m", None), &[size]);
+            steps.time(|| while !chains.go_on(ids, &mut || true) {});
+            black_box(chains);
+        }
+    })];
+    for replicas in [8, 64] {
+        for (name, held) in
+            [("cold", Held::Nowhere), ("warm", Held::Everywhere), ("mixed", Held::Parts)]
+        {
+            let input = format!("{replicas} replicas, {name}");
+            cases.push(decide(&input, &again, replicas, held));
+        }
+    }
+    cases
+}
+
+/// Who holds the prompt that is asked for.
+#[derive(Clone, Copy)]
+enum Held {
+    Nowhere,
+    Everywhere,
+    /// Each replica another part of it, and something else behind that.
+    Parts,
+}
+
+fn decide(input: &str, prompts: &[Vec<u32>], replicas: usize, held: Held) -> Case {
+    let mut fleet = Fleet::full(replicas);
+    let chains: Vec<Chains> = prompts.iter().map(|ids| fleet.chains(ids)).collect();
+    for chains in &chains {
+        let Some(chain) = chains.as_slice().first() else { continue };
+        let ids: Vec<ReplicaId> = fleet.table.iter().map(|replica| replica.id).collect();
+        for (n, id) in ids.into_iter().enumerate() {
+            let mut hashes = chain.hashes().to_vec();
+            match held {
+                Held::Nowhere => continue,
+                Held::Everywhere => {}
+                Held::Parts => {
+                    hashes.truncate((n + 1) * hashes.len() / replicas);
+                    hashes.push(BlockHash(n as u64));
+                }
+            }
+            fleet.index.record(id, CAPACITY, &hashes);
+        }
+    }
+    let mut turn = 0;
+    Case::new("decide", input, move |steps| {
+        turn = (turn + 1) % chains.len();
+        if let Some(chains) = chains.get(turn) {
+            fleet.decide(steps, chains.as_slice());
+        }
+    })
+}
+
+const CAPACITY: usize = 65_536;
+
+/// Replicas full of other prompts, with requests in flight and reports.
+struct Fleet {
+    route: Option<RouteConfig>,
+    table: ReplicaTable,
+    index: PrefixIndex,
+    charges: Charges,
+    now: Moment,
+}
+
+impl Fleet {
+    fn full(replicas: usize) -> Self {
+        let now = Moment::default().plus(Duration::from_secs(1000));
+        let (mut table, mut index) = (ReplicaTable::default(), PrefixIndex::with_seed(7));
+        let members: Vec<Member> =
+            (0..replicas).map(|n| Member::healthy(format!("10.0.0.{n}:8000"))).collect();
+        table.set_members("c", &members);
+        let mut charges = Charges::default();
+        for (id, n) in table.iter().map(|replica| replica.id).zip(0u64..) {
+            for prompt in 0..=CAPACITY as u64 / 625 {
+                let first = 1 << 40 | n << 32 | prompt << 12;
+                let blocks: Vec<BlockHash> = (first..first + 625).map(BlockHash).collect();
+                index.record(id, CAPACITY, &blocks);
+            }
+            for _ in 0..4 {
+                charges.start(id, 1000 * n, now, Duration::from_secs(5));
+            }
+        }
+        for slot in 0..replicas {
+            let report = Report {
+                running: Some(5),
+                waiting: Some(1),
+                kv_usage: Some(0.5),
+                block_size: BlockSize::new(16),
+                started_at: Some(1.0),
+                ..Report::default()
+            };
+            table.set_report(slot as u32, &report, 4, now);
+        }
+        let route = Config::parse(CONFIGURATION).ok().map(|config| config.route);
+        Self { route, table, index, charges, now }
+    }
+
+    fn chains(&self, ids: &[u32]) -> Chains {
+        let sizes = self.route.as_ref().map(|route| route::block_sizes(route, &self.table, "c"));
+        let mut chains = Chains::new(ChainSeed::new("m", None), &sizes.unwrap_or_default());
+        while !chains.go_on(ids, &mut || true) {}
+        chains
+    }
+
+    fn decide(&self, steps: &mut Steps, chains: &[Chain]) {
+        let strikes = Strikes::default();
+        let now = self.now.plus(Duration::from_secs(1));
+        let Self { table, index, charges, .. } = self;
+        let rates = Rates::default();
+        let view = View { table, index, charges, strikes: &strikes, rates: &rates, now };
+        let prompt = PromptKnowledge::Hashed { prompt_tokens: DECISION_TOKENS, chains };
+        let question = Question {
+            cluster: "c",
+            model_names: &[],
+            adapter: None,
+            prompt,
+            answer_limit: None,
+            tie_seed: 3,
+        };
+        if let Some(route) = &self.route {
+            black_box(steps.time(|| route::decide(route, &view, &question)));
+        }
+    }
 }

@@ -15,7 +15,7 @@ LIMIT_SECONDS = 150
 LINE = re.compile(r"bench stage=(.*) us=([\d.]+) longest_us=([\d.]+) input=(.*?)\s*$", re.M)
 
 
-def bootstrap(plugin, prepared):
+def bootstrap(plugin, prepared, only):
     """One VM, the main thread's, and a listener that serves it the prepared file."""
     (port,) = free_ports(1)
     manager = "type.googleapis.com/envoy.extensions.filters.network.http_connection_manager.v3.HttpConnectionManager"
@@ -27,7 +27,7 @@ def bootstrap(plugin, prepared):
             "singleton": True,
             "config": {
                 "name": "bench",
-                "configuration": {"@type": "type.googleapis.com/google.protobuf.StringValue", "value": "/model"},
+                "configuration": {"@type": "type.googleapis.com/google.protobuf.StringValue", "value": f"/model {only}"},
                 "vm_config": {"runtime": "envoy.wasm.runtime.v8", "code": {"local": {"filename": str(plugin)}}},
             },
         }}],
@@ -67,7 +67,7 @@ def read(text):
 
 def in_envoy(args, folder, prepared):
     config, log = folder / "envoy.json", folder / "log"
-    config.write_text(json.dumps(bootstrap(args.plugin, prepared)))
+    config.write_text(json.dumps(bootstrap(args.plugin, prepared, args.only)))
     with log.open("w") as out:
         envoy = subprocess.Popen(
             [args.envoy, "-c", str(config), "--concurrency", "1", "-l", "warn", "--disable-hot-restart"], stdout=out, stderr=out)
@@ -89,6 +89,7 @@ def main():
         parser.add_argument(f"--{name}", required=True)
     parser.add_argument("--model", default="tests/data/models/qwen3")
     parser.add_argument("--json", type=pathlib.Path)
+    parser.add_argument("--only", default="", help="one stage")
     args = parser.parse_args()
     report = machine(args.envoy)
     print(heading(report), f"; model {args.model}\n", sep="")
@@ -96,7 +97,7 @@ def main():
         folder = pathlib.Path(name)
         prepared = folder / "model.warmpath"
         subprocess.run([args.prepare, args.model, "--output", str(prepared)], check=True, stdout=subprocess.DEVNULL)
-        native = read(subprocess.run([args.native, str(prepared)], capture_output=True, text=True, timeout=LIMIT_SECONDS).stdout)
+        native = read(subprocess.run([args.native, str(prepared), *args.only.split()], capture_output=True, text=True, timeout=LIMIT_SECONDS).stdout)
         wasm = in_envoy(args, folder, prepared)
     if native.keys() != wasm.keys():
         sys.exit(f"not the same cases: {sorted(native.keys() ^ wasm.keys())}")
@@ -108,6 +109,16 @@ def main():
         print(f"| {stage} | {case} | {native_us:,.1f} | {us:,.1f} | {us / max(native_us, 0.01):.1f} | {longest / 1e3:.2f} |")
         report["stages"].append({"stage": stage, "input": case, "native_us": native_us, "native_longest_us": native_longest,
                                  "wasm_us": us, "wasm_longest_us": longest})
+    hashing = ("decide", "hashing alone")
+    print("\nA prompt of 10,000 tokens: the decision against hashing its blocks\n")
+    print("| decision | native | in Envoy |")
+    print("| --- | --- | --- |")
+    report["decisions"] = []
+    for stage, case in native:
+        if stage == "decide" and (stage, case) != hashing:
+            ratios = [figures[stage, case][0] / figures[hashing][0] for figures in (native, wasm)]
+            print(f"| {case} | {ratios[0]:.2f} | {ratios[1]:.2f} |")
+            report["decisions"].append({"case": case, "native": ratios[0], "wasm": ratios[1]})
     if args.json:
         args.json.write_text(json.dumps(report, indent=1) + "\n")
 

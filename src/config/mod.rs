@@ -31,6 +31,10 @@ pub struct Config {
     pub route: RouteConfig,
     /// What failures seen in passing do to a replica.
     pub passive_health: PassiveHealth,
+    /// Whether replicas are as fast as their streamed answers show.
+    pub learn_rates: bool,
+    /// Whether what engines say of cached tokens corrects what replicas are believed to hold.
+    pub correction: bool,
     /// When prompts that seem to differ from the engine's are not matched any more.
     pub drift: DriftConfig,
     /// Blocks assumed of a replica that has not said its capacity.
@@ -166,6 +170,8 @@ pub const OPTIONS: &[(&str, &str, &str)] = &[
     ("passive_health.failures", "5", "failures"),
     ("passive_health.base_ms", "1000", "ms"),
     ("passive_health.max_ms", "30000", "ms"),
+    ("learn_rates", "true", "true or false"),
+    ("correction", "true", "true or false"),
     ("drift.differing", "5", "responses"),
     ("drift.window", "20", "responses"),
     ("drift.recovery", "20", "responses"),
@@ -194,6 +200,8 @@ pub const OPTIONS: &[(&str, &str, &str)] = &[
     ("cost.pressure_ms", "10", "ms"),
     ("cost.recent_weight", "0.1", "share"),
     ("cost.recent_half_life_ms", "5000", "ms"),
+    ("cost.eviction_weight", "0.1", "share"),
+    ("cost.adapter_load_ms", "100", "ms"),
     ("explain.request_header", "-", "header name"),
     ("explain.secret", "-", "text"),
 ];
@@ -241,6 +249,8 @@ impl Config {
                 default_block_size: root.block_size("default_block_size", 16)?,
             },
             passive_health,
+            learn_rates: root.switch_or("learn_rates", true)?,
+            correction: root.switch_or("correction", true)?,
             drift,
             default_capacity_blocks: root.integer("default_capacity_blocks", 8192, 1, 1 << 26)?
                 as u32,
@@ -397,6 +407,8 @@ fn cost(fields: &mut Fields<'_>) -> Result<CostConfig, ConfigError> {
         pressure_s: fields.number("pressure_ms", 10.0, 0.0, 1e6)? / 1000.0,
         recent_weight: fields.number("recent_weight", 0.1, 0.0, 1.0)?,
         recent_half_life: fields.millis("recent_half_life_ms", 5000, 1, 600_000)?,
+        eviction_weight: fields.number("eviction_weight", 0.1, 0.0, 100.0)?,
+        adapter_load_s: fields.number("adapter_load_ms", 100.0, 0.0, 1e6)? / 1000.0,
     };
     fields.finish()?;
     Ok(config)

@@ -47,6 +47,7 @@ pub struct Feedback {
     api: Api,
     body: Body,
     began: bool,
+    pieces: u32,
     usage: Option<Usage>,
     prompt_ids: PromptIds,
     answer: Answer,
@@ -91,6 +92,7 @@ impl Feedback {
             api,
             body,
             began: false,
+            pieces: 0,
             usage: None,
             prompt_ids,
             answer,
@@ -118,6 +120,11 @@ impl Feedback {
     /// byte nor the event that only names the role.
     pub fn answer_began(&self) -> bool {
         self.began
+    }
+
+    /// Events with content: as many as tokens, where the engine sends each by itself.
+    pub fn pieces(&self) -> u32 {
+        self.pieces
     }
 
     /// The engine's account, once it has been read.
@@ -200,6 +207,7 @@ impl Feedback {
             (None, None) => {}
         }
         self.began |= found.began;
+        self.pieces = self.pieces.saturating_add(found.began.into());
         if found.is_inexact {
             self.answer = Answer::Inexact;
         }

@@ -27,7 +27,7 @@ pub use transfer::Settling;
 #[cfg(test)]
 mod naive;
 
-use crate::replicas::{Moment, ReplicaId};
+use crate::replicas::{MAX_REPLICAS, Moment, ReplicaId};
 use crate::tokens::blocks::BlockHash;
 use hashbrown::HashMap;
 use shadow::Shadow;
@@ -398,6 +398,10 @@ impl PrefixIndex {
 
     /// Takes in a run. Nothing else may be done with its replica before [`Self::settle`].
     pub fn import(&mut self, run: Run) {
+        // More replicas than any table has are nobody's.
+        if self.slots.len() >= 2 * MAX_REPLICAS && !self.slots.contains_key(&run.replica) {
+            return;
+        }
         self.slot(run.replica);
         self.arrived.entry(run.replica).or_default().push(run);
     }
@@ -427,6 +431,12 @@ impl PrefixIndex {
     /// Blocks that were ever recorded for the replica here, evicted ones included.
     pub fn recorded_blocks(&self, replica: ReplicaId) -> u64 {
         self.shadow(replica).map_or(0, |shadow| shadow.recorded)
+    }
+
+    /// Blocks for which the replica has room beside those it is believed to hold; `None` while nothing was recorded of it.
+    pub fn free_blocks(&self, replica: ReplicaId) -> Option<usize> {
+        let shadow = self.shadow(replica)?;
+        Some(shadow.capacity.saturating_sub(shadow.held))
     }
 
     /// Blocks that the replica is believed to hold.

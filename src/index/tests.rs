@@ -204,6 +204,16 @@ fn what_stays_while_an_index_is_handed_on_arrives() {
     }
 }
 
+#[test]
+fn a_snapshot_of_more_replicas_than_there_can_be_does_not_fill_the_memory() {
+    let mut index = PrefixIndex::new();
+    for slot in 0..10_000 {
+        let replica = ReplicaId { slot, incarnation: 1 };
+        index.import(Run { replica, used: 1, parent: None, blocks: hashes(&[1]) });
+    }
+    assert_eq!(index.replicas().count(), 2 * MAX_REPLICAS);
+}
+
 /// Block hashes that all fall into the first of 65,536 buckets, as far as a client that does
 /// not know the seed can tell.
 #[test]

@@ -97,6 +97,11 @@ pub struct Replica {
     pub started_at: Option<f64>,
     /// The models that it serves; `None` until it said so.
     pub models: Option<Vec<Served>>,
+    /// The LoRA adapters that its last reports named, latest first, as hashes of their names: no more than it has
+    /// places for. `None` where it names none.
+    pub adapters: Option<Vec<u64>>,
+    /// How much of its stated capacity it seems to have: see [`crate::learn::sizing`].
+    pub shadow_share: f64,
 }
 
 impl Replica {
@@ -114,7 +119,23 @@ impl Replica {
             capacity_blocks: None,
             started_at: None,
             models: None,
+            adapters: None,
+            shadow_share: 1.0,
         }
+    }
+
+    /// Whether a request for this adapter has to wait for it to be loaded, as far as the replica says.
+    pub fn must_load(&self, adapter: u64) -> bool {
+        self.adapters.as_ref().is_some_and(|loaded| !loaded.contains(&adapter))
+    }
+
+    /// Puts the adapters of a report in front. Those that it does not name are loaded until others take their places.
+    fn take_adapters(&mut self, reported: &stats::Adapters) {
+        let mut adapters = reported.in_use.clone();
+        let before = self.adapters.take().unwrap_or_default();
+        adapters.extend(before.into_iter().filter(|adapter| !reported.in_use.contains(adapter)));
+        adapters.truncate(reported.places);
+        self.adapters = Some(adapters);
     }
 
     /// Whether it serves the model with these names; `None` until it has listed its models.
@@ -180,12 +201,24 @@ impl ReplicaTable {
     }
 
     /// How many blocks of a replica are worth remembering: as many as it says it has (`default`
-    /// when it does not), within [`MAX_REPLICA_BLOCKS`] and an equal share of [`MAX_SHADOW_BLOCKS`]. A replica that claims
+    /// when it does not) and seems to have, within [`MAX_REPLICA_BLOCKS`] and an equal share of [`MAX_SHADOW_BLOCKS`]. A replica that claims
     /// four billion, or a thousand of them, must not fill the VM's memory.
     pub fn shadow_blocks(&self, id: ReplicaId, default: u32) -> usize {
-        let reported = self.by_id(id).and_then(|replica| replica.capacity_blocks);
+        let replica = self.by_id(id);
+        let stated =
+            replica.and_then(|replica| replica.capacity_blocks).unwrap_or(default) as usize;
         let share = MAX_SHADOW_BLOCKS / self.slots.len().max(1);
-        (reported.unwrap_or(default) as usize).min(share).min(MAX_REPLICA_BLOCKS)
+        let stated = stated.min(share).min(MAX_REPLICA_BLOCKS);
+        // Below a block nothing is predicted, and so nothing is ever found to be there after all.
+        (stated as f64 * replica.map_or(1.0, |replica| replica.shadow_share)).ceil() as usize
+    }
+
+    /// Notes how much of its stated capacity a replica seems to have.
+    pub fn set_shadow_share(&mut self, id: ReplicaId, share: f64) {
+        let slot = self.slots.get_mut(id.slot as usize).and_then(|slot| slot.replica.as_mut());
+        if let Some(replica) = slot.filter(|replica| replica.id == id) {
+            replica.shadow_share = share;
+        }
     }
 
     /// The replicas of one Envoy cluster.
@@ -274,6 +307,9 @@ impl ReplicaTable {
         replica.started_at = report.started_at.or(replica.started_at);
         replica.block_size = report.block_size.or(replica.block_size);
         replica.capacity_blocks = report.capacity_blocks.or(replica.capacity_blocks);
+        if let Some(adapters) = &report.adapters {
+            replica.take_adapters(adapters);
+        }
         if let (Some(running), Some(waiting)) = (report.running, report.waiting) {
             let kv_usage = report.kv_usage;
             replica.load = Some(Load { running, waiting, kv_usage, own, at: now });
@@ -439,5 +475,33 @@ mod tests {
         table.set_members("c", &[member("b:1")]);
         let places = table.places().map(|(n, replica)| (n, replica.cloned())).collect();
         assert_eq!(ReplicaTable::from_places(places), table);
+    }
+
+    #[test]
+    fn adapters_stay_until_others_take_their_places() {
+        let mut table = ReplicaTable::default();
+        table.set_members("c", &[member("a:1")]);
+        assert!(!table.at(0).unwrap().must_load(1), "it has not said");
+        let mut report = |in_use: &[u64]| {
+            let adapters = Some(stats::Adapters { in_use: in_use.to_vec(), places: 3 });
+            table.set_report(0, &stats::Report { adapters, ..Default::default() }, 0, Moment(1));
+            [1, 2, 3, 4].map(|adapter| table.at(0).unwrap().must_load(adapter))
+        };
+        assert_eq!(report(&[]), [true, true, true, true]);
+        assert_eq!(report(&[1, 2]), [false, false, true, true]);
+        assert_eq!(report(&[3]), [false, false, false, true]);
+        assert_eq!(report(&[4, 3]), [false, true, false, false]);
+    }
+
+    #[test]
+    fn a_replica_that_seems_smaller_has_a_smaller_shadow_until_it_restarts() {
+        let mut table = ReplicaTable::default();
+        table.set_members("c", &[member("a:1")]);
+        let report = |at| stats::Report { capacity_blocks: Some(1000), ..started(at) };
+        table.set_report(0, &report(1.0), 0, Moment(1));
+        table.set_shadow_share(id(&table, "a:1"), 0.0123);
+        assert_eq!(table.shadow_blocks(id(&table, "a:1"), 5), 13);
+        table.set_report(0, &report(2.0), 0, Moment(2));
+        assert_eq!(table.shadow_blocks(id(&table, "a:1"), 5), 1000);
     }
 }

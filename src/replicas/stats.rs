@@ -4,6 +4,7 @@
 //! page is some 50 kB. It does not judge: a number that makes no sense (negative, NaN, infinite)
 //! is as absent as one that is not there.
 
+use super::models::hash;
 use crate::tokens::blocks::BlockSize;
 use hashbrown::HashMap;
 
@@ -28,7 +29,21 @@ pub struct Report {
     pub engines: usize,
     /// Whether it takes part in computing prompts in one pool and answers in another.
     pub disaggregated: bool,
+    /// The LoRA adapters in use, where it says which.
+    pub adapters: Option<Adapters>,
 }
+
+/// The adapters of running and waiting requests.
+#[derive(Debug, Clone, PartialEq, Eq, Default)]
+pub struct Adapters {
+    /// What their names hash to.
+    pub in_use: Vec<u64>,
+    /// How many may be loaded at once.
+    pub places: usize,
+}
+
+/// Most places for adapters that are believed; engines have a handful.
+pub const MAX_ADAPTERS: usize = 64;
 
 /// A page longer than this is not read: an engine's is 50 kB, so this is twenty of them behind one
 /// address. A page of nothing but our series takes some 30 ms in the VM, any other 4 ms; twice as
@@ -47,15 +62,18 @@ impl Report {
         let mut report = Self::default();
         let mut counts = Counts::default();
         let mut sglang = Sglang::default();
+        let mut adapters = LatestAdapters::default();
         for line in page.lines() {
             if let Some(series) = Series::parse(line) {
                 report.take(&series);
                 counts.take(&series);
                 sglang.take(&series);
+                adapters.take(&series);
             }
         }
         counts.finish(&mut report);
         sglang.finish(&mut report);
+        report.adapters = adapters.0.map(|(_, adapters)| adapters);
         (report != Self::default()).then_some(report)
     }
 
@@ -190,6 +208,29 @@ impl Sglang {
     }
 }
 
+/// vLLM tells adapters in labels, and each combination that ever was stays on the page: its value is when it was true.
+#[derive(Default)]
+struct LatestAdapters(Option<(f64, Adapters)>);
+
+impl LatestAdapters {
+    fn take(&mut self, series: &Series<'_>) {
+        if series.name != "vllm:lora_requests_info" {
+            return;
+        }
+        let Some(at) = series.value else { return };
+        if self.0.as_ref().is_some_and(|(latest, _)| *latest > at) {
+            return;
+        }
+        let places = series.label("max_lora").and_then(|text| text.parse().ok());
+        let Some(places) = places.filter(|places| *places > 0) else { return };
+        let of = |label| series.label(label).unwrap_or_default().split(',');
+        let names = of("running_lora_adapters").chain(of("waiting_lora_adapters"));
+        let names = names.map(str::trim).filter(|name| !name.is_empty());
+        let in_use = names.take(MAX_ADAPTERS).map(hash).collect();
+        self.0 = Some((at, Adapters { in_use, places: MAX_ADAPTERS.min(places) }));
+    }
+}
+
 /// One sample line of the Prometheus text format.
 struct Series<'a> {
     name: &'a str,
@@ -292,6 +333,7 @@ mod tests {
                 started_at: report.as_ref().and_then(|report| report.started_at),
                 engines: 1,
                 disaggregated: false,
+                adapters: None,
             })
         );
         assert!(report.is_some_and(|report| report.started_at > Some(1.7e9)));
@@ -313,6 +355,7 @@ mod tests {
                 started_at: None,
                 engines: 1,
                 disaggregated: false,
+                adapters: None,
             }),
         );
     }
@@ -405,5 +448,15 @@ mod tests {
         for page in ["", "<html>", "vllm:", "vllm:num_requests_running{", "\u{0}\u{1}", "{}}{"] {
             check(page, None);
         }
+    }
+
+    #[test]
+    fn the_latest_of_the_adapters_series_counts() {
+        let page = "vllm:lora_requests_info{max_lora=\"2\",running_lora_adapters=\"b, c\",waiting_lora_adapters=\"d\"} 1.7e9\n\
+            vllm:lora_requests_info{max_lora=\"2\",running_lora_adapters=\"a\",waiting_lora_adapters=\"\"} 1.6e9\n\
+            vllm:lora_requests_info{max_lora=\"no\",running_lora_adapters=\"x\",waiting_lora_adapters=\"\"} 1.8e9\n";
+        let in_use = ["b", "c", "d"].map(hash).to_vec();
+        let adapters = Some(Adapters { in_use, places: 2 });
+        check(page, Some(Report { adapters, ..Report::default() }));
     }
 }

@@ -9,6 +9,7 @@ pub use reason::Reason;
 
 use crate::charge::Charges;
 use crate::index::{Overlaps, PrefixIndex, Stretch};
+use crate::learn::Rates;
 use crate::replicas::strikes::Strikes;
 use crate::replicas::{Health, Moment, Replica, ReplicaId, ReplicaTable};
 use crate::score::{self, Cost, CostConfig, Signals};
@@ -42,6 +43,8 @@ pub struct Question<'a> {
     pub model_names: &'a [String],
     /// The prompt.
     pub prompt: PromptKnowledge<'a>,
+    /// What the name of the adapter that it asks for hashes to, if it is one.
+    pub adapter: Option<u64>,
     /// Most tokens the answer may have, if the request says so.
     pub answer_limit: Option<u32>,
     /// Decides ties where the prompt cannot: a number that differs between requests.
@@ -85,6 +88,8 @@ pub struct View<'a> {
     pub charges: &'a Charges,
     /// What is held against replicas, by all VMs.
     pub strikes: &'a Strikes,
+    /// How fast they are, as all VMs have learned it.
+    pub rates: &'a Rates,
     /// The time.
     pub now: Moment,
 }
@@ -117,6 +122,10 @@ pub struct Candidate {
     pub held_blocks: usize,
     /// What it would cost.
     pub cost: Cost,
+    /// What it would have to compute of the prompt, in tokens: those that it attends to counted in.
+    pub work: f64,
+    /// Such work in front of it.
+    pub queued: f64,
     in_flight: f64,
     block_size: BlockSize,
 }
@@ -153,6 +162,11 @@ impl Decision {
         u64::from(self.prompt_tokens.saturating_sub(cached))
     }
 
+    /// What the chosen replica is charged with: the work of those tokens.
+    pub fn charged_tokens(&self) -> u64 {
+        self.chosen().map_or(0, |candidate| candidate.work as u64)
+    }
+
     /// The routing header's value: addresses, best first.
     pub fn header(&self) -> String {
         let addresses: Vec<&str> = self.ranked.iter().map(|c| c.address.as_str()).collect();
@@ -171,10 +185,11 @@ impl Decision {
         }
         for candidate in &self.ranked {
             let Candidate { address, overlap_tokens, cost, .. } = candidate;
-            let Cost { wait, prefill, stall, decode, pressure } = cost;
+            let Cost { wait, prefill, stall, decode, pressure, eviction, adapter } = cost;
             text.push_str(&format!(
                 "; replica={address}, overlap_tokens={overlap_tokens}, cost_s={:.4}, wait_s={wait:.4}, \
-                 prefill_s={prefill:.4}, stall_s={stall:.4}, decode_s={decode:.4}, pressure_s={pressure:.4}",
+                 prefill_s={prefill:.4}, stall_s={stall:.4}, decode_s={decode:.4}, pressure_s={pressure:.4}, \
+                 eviction_s={eviction:.4}, adapter_s={adapter:.4}",
                 cost.total()
             ));
         }
@@ -219,6 +234,7 @@ pub fn decide(config: &RouteConfig, view: &View<'_>, question: &Question<'_>) ->
     let request = Request {
         prompt_tokens,
         answer_limit: question.answer_limit,
+        adapter: question.adapter,
         neighbours: in_flight / replicas.len() as f64,
     };
     let mut candidates: Vec<Candidate> = replicas
@@ -302,6 +318,7 @@ fn sizes<'a>(config: &RouteConfig, replicas: impl Iterator<Item = &'a Replica>) 
 struct Request {
     prompt_tokens: u32,
     answer_limit: Option<u32>,
+    adapter: Option<u64>,
     neighbours: f64,
 }
 
@@ -318,6 +335,9 @@ fn weigh(
     let reusable = known.map_or(0, |(chain, _)| held_blocks.min(chain.reusable_blocks()));
     let overlap_tokens =
         u32::try_from(reusable).unwrap_or(u32::MAX).saturating_mul(block_size.get());
+    let new_blocks = known.map_or(0, |(chain, _)| chain.hashes().len().saturating_sub(held_blocks));
+    let free = view.index.free_blocks(replica.id).unwrap_or(usize::MAX);
+    let evicted = new_blocks.saturating_sub(free) as f64;
     let charge = view.charges.of(replica.id);
     let load = replica.fresh_load(view.now, config.stale_after);
     let signals = Signals {
@@ -331,6 +351,9 @@ fn weigh(
         reported: load.map(|load| (f64::from(load.running), f64::from(load.waiting))),
         reported_own: load.map_or(0.0, |load| f64::from(load.own)),
         kv_usage: load.and_then(|load| load.kv_usage),
+        speed: view.rates.of(replica.id),
+        evicted_tokens: evicted * f64::from(block_size.get()),
+        loads_adapter: request.adapter.is_some_and(|adapter| replica.must_load(adapter)),
     };
     Candidate {
         id: replica.id,
@@ -338,6 +361,8 @@ fn weigh(
         overlap_tokens,
         held_blocks,
         cost: score::cost(&config.cost, &signals),
+        work: signals.work(&config.cost),
+        queued: signals.queued(&config.cost),
         in_flight: signals.in_flight,
         block_size,
     }
@@ -411,6 +436,7 @@ mod tests {
         index: PrefixIndex,
         charges: Charges,
         strikes: Strikes,
+        rates: Rates,
         now: Moment,
     }
 
@@ -430,6 +456,7 @@ mod tests {
             table,
             index: PrefixIndex::new(),
             charges: Charges::default(),
+            rates: Rates::default(),
             strikes: Strikes::default(),
             now: Moment::default().plus(Duration::from_secs(100)),
         }
@@ -447,12 +474,14 @@ mod tests {
                 index: &self.index,
                 charges: &self.charges,
                 strikes: &self.strikes,
+                rates: &self.rates,
                 now: self.now,
             };
             let question = Question {
                 cluster: "pool",
                 model_names: &[],
                 prompt,
+                adapter: None,
                 answer_limit: Some(8),
                 tie_seed,
             };
@@ -621,7 +650,7 @@ mod tests {
         fleet.slot(1, |replica| replica.models = Some(vec![Served::named("mine")]));
         let (table, index, charges) = (&fleet.table, &fleet.index, &fleet.charges);
         let strikes = &fleet.strikes;
-        let view = View { table, index, charges, strikes, now: fleet.now };
+        let view = View { table, index, charges, strikes, rates: &fleet.rates, now: fleet.now };
         let ask = |name: &str| {
             let tokens = prompt(1, 100);
             let question = Question {
@@ -631,6 +660,7 @@ mod tests {
                     tokens: &tokens,
                     seed: ChainSeed::new("m", None),
                 },
+                adapter: None,
                 answer_limit: None,
                 tie_seed: 0,
             };
@@ -646,11 +676,12 @@ mod tests {
         let ask = |fleet: &Fleet| {
             let (table, index) = (&fleet.table, &fleet.index);
             let (charges, strikes) = (&fleet.charges, &fleet.strikes);
-            let view = View { table, index, charges, strikes, now: fleet.now };
+            let view = View { table, index, charges, strikes, rates: &fleet.rates, now: fleet.now };
             let question = Question {
                 cluster: "pool",
                 model_names: &["mine".to_owned()],
                 prompt: PromptKnowledge::Unknown { reason: Reason::NoBody, estimated_tokens: 9 },
+                adapter: None,
                 answer_limit: None,
                 tie_seed: 0,
             };

@@ -10,12 +10,14 @@ use super::slot::OwnSlot;
 use super::store::Store;
 use super::table::{self, Marks, Published, Refusal};
 use super::vm::{LogHead, VmState, VmTraits};
-use super::{MAX_VM_SLOTS, slot_key};
+use super::{MAX_VM_SLOTS, learned, learned_key, slot_key};
 use crate::charge::Charges;
 use crate::index::PrefixIndex;
+use crate::learn::sizing::Evidence;
+use crate::learn::{Answered, Learned, Lesson, Lessons, Rates};
 use crate::replicas::strikes::{PassiveHealth, Proof, Strikes};
 use crate::replicas::{Moment, ReplicaId, ReplicaTable};
-use hashbrown::HashSet;
+use hashbrown::{HashMap, HashSet};
 use std::time::Duration;
 
 /// What a link takes from the configuration.
@@ -27,6 +29,8 @@ pub struct LinkConfig {
     pub recent_half_life: Duration,
     /// Blocks assumed of a replica that has not said its capacity.
     pub default_capacity_blocks: u32,
+    /// Whether replicas are as fast as their answers show, or as configured.
+    pub learns_rates: bool,
 }
 
 /// What happened since it was last asked.
@@ -57,6 +61,14 @@ pub(super) struct Peer {
     state: Option<VmState>,
     /// How far its log goes, whoever wrote it.
     pub(super) head: LogHead,
+    learned: Option<PeersLearned>,
+}
+
+/// What another VM had learned when it was last read.
+struct PeersLearned {
+    owner: u64,
+    version: u64,
+    learned: Vec<(ReplicaId, Learned)>,
 }
 
 /// See the module.
@@ -71,6 +83,12 @@ pub struct Link<S> {
     own_until: LogHead,
     charges: Charges,
     strikes: Strikes,
+    lessons: Lessons,
+    /// How often what was learned has changed.
+    lessons_version: u64,
+    /// Which version of it is written, and beside which slot.
+    written: Option<(u32, u64)>,
+    rates: Rates,
     peers: Vec<Peer>,
     /// Whose log is read first: while there is more to read than at once, all have their turn.
     first_peer: usize,
@@ -104,6 +122,10 @@ impl<S: Store> Link<S> {
             own_until: LogHead::default(),
             charges: Charges::default(),
             strikes: Strikes::default(),
+            lessons: Lessons::default(),
+            lessons_version: 0,
+            written: None,
+            rates: Rates::default(),
             peers: Vec::new(),
             first_peer: 0,
             orphans: Vec::new(),
@@ -119,9 +141,12 @@ impl<S: Store> Link<S> {
         }
     }
 
-    /// Goes on by another configuration of the same fingerprint.
+    /// Goes on by another configuration of the same fingerprint. What was learned by the former one's formula is not
+    /// this one's.
     pub fn reconfigure(&mut self, config: LinkConfig) {
         self.config = config;
+        self.lessons = Lessons::default();
+        self.lessons_version += 1;
     }
 
     /// This VM's number.
@@ -162,6 +187,7 @@ impl<S: Store> Link<S> {
         self.find_peers();
         self.refresh(now);
         self.catch_up(now);
+        self.learn(now);
         self.index.shrink(SHRUNK_PER_TICK);
         self.charges.forget_idle(now, self.config.recent_half_life);
         let (all, table) = (self.all_strikes(), &self.table);
@@ -187,6 +213,10 @@ impl<S: Store> Link<S> {
             head,
             charges: self.charges.clone(),
             strikes: self.strikes.clone(),
+            learned_version: self
+                .written
+                .filter(|(slot, _)| Some(*slot) == self.slot())
+                .map_or(0, |w| w.1),
         }
     }
 
@@ -229,7 +259,8 @@ impl<S: Store> Link<S> {
                 return;
             }
             let reader = LogReader::default();
-            self.peers.push(Peer { reader, state: None, head: LogHead::default() });
+            let head = LogHead::default();
+            self.peers.push(Peer { reader, state: None, head, learned: None });
         }
     }
 
@@ -419,6 +450,85 @@ impl<S: Store> Link<S> {
     }
 }
 
+/// How fast replicas are.
+impl<S: Store> Link<S> {
+    /// Tells the others what is new here, and takes in what is new there.
+    fn learn(&mut self, now: Moment) {
+        let changed = self.lessons.settle(now, &self.table);
+        self.lessons_version += u64::from(changed);
+        self.write_learned();
+        for (number, peer) in (0u32..).zip(&mut self.peers) {
+            let Some(state) = peer.state.as_ref().filter(|state| state.learned_version > 0) else {
+                peer.learned = None;
+                continue;
+            };
+            let last = (state.owner, state.learned_version);
+            if peer.learned.as_ref().is_some_and(|known| (known.owner, known.version) == last) {
+                continue;
+            }
+            let (value, _) = self.store.get(&learned_key(number));
+            let found = value.and_then(|v| learned::read(&v, self.config.fingerprint, state.owner));
+            let owner = state.owner;
+            peer.learned = found.map(|(version, learned)| PeersLearned { owner, version, learned });
+        }
+        if self.config.learns_rates {
+            self.rates = Rates::merged(self.all_learned(), &self.table, now);
+        }
+    }
+
+    /// Before the slot that says so.
+    fn write_learned(&mut self) {
+        let Some(own) = self.own.as_ref().filter(|own| own.is_confirmed()) else { return };
+        let version = self.lessons_version;
+        if version == 0 || self.written == Some((own.number, version)) {
+            return;
+        }
+        let learned = self.lessons.learned();
+        let value = learned::write(self.config.fingerprint, self.vm, version, learned);
+        if self.store.set(&learned_key(own.number), &value, None) {
+            self.written = Some((own.number, version));
+        } else {
+            self.counts.refused += 1;
+        }
+    }
+
+    fn all_learned(&self) -> impl Iterator<Item = (ReplicaId, Learned)> {
+        let peers = self.peers.iter().filter_map(|peer| peer.learned.as_ref());
+        peers.flat_map(|peer| peer.learned.iter().copied()).chain(self.lessons.learned())
+    }
+
+    /// How fast every replica is, as all VMs have learned it by the last tick.
+    pub fn rates(&self) -> &Rates {
+        &self.rates
+    }
+
+    /// How predictions came out, by replica and over all VMs.
+    pub fn all_evidence(&self) -> HashMap<ReplicaId, Evidence> {
+        let mut all: HashMap<ReplicaId, Evidence> = HashMap::new();
+        for (replica, learned) in self.all_learned() {
+            all.entry(replica).or_default().add(&learned.evidence);
+        }
+        all
+    }
+
+    /// Takes in what a streamed answer showed.
+    pub fn answered(&mut self, replica: ReplicaId, answered: &Answered, now: Moment) -> Lesson {
+        self.lessons.take(replica, answered, now)
+    }
+
+    /// Takes in how a prediction came out.
+    pub fn compared(&mut self, replica: ReplicaId, predicted: u32, cached: u32) {
+        self.lessons.compared(replica, predicted, cached);
+    }
+
+    /// This Envoy's requests in flight on a replica.
+    pub fn in_flight(&self, replica: ReplicaId) -> u32 {
+        let peers = self.peer_states().map(|(_, state)| &state.charges);
+        let all = peers.chain([&self.charges]).map(|charges| charges.of(replica).requests);
+        all.fold(0, u32::saturating_add)
+    }
+}
+
 /// What was seen of replicas in passing.
 impl<S: Store> Link<S> {
     /// Notes that a replica failed a request sent at `sent`. Whether that suspends it.
@@ -474,6 +584,7 @@ mod tests {
         fingerprint: 7,
         recent_half_life: Duration::from_secs(5),
         default_capacity_blocks: 1 << 19,
+        learns_rates: true,
     };
 
     type Values = BTreeMap<String, (Vec<u8>, u32)>;

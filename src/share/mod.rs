@@ -11,6 +11,7 @@
 pub mod bytes;
 mod catch_up;
 pub mod drift;
+pub mod learned;
 pub mod lease;
 pub mod link;
 pub mod log;
@@ -52,6 +53,10 @@ fn log_key(number: u32, place: u64) -> String {
     format!("warmpath/log/{number}/{place}")
 }
 
+fn learned_key(number: u32) -> String {
+    format!("warmpath/learned/{number}")
+}
+
 fn table_key(fingerprint: u64) -> String {
     format!("warmpath/table/{fingerprint:016x}")
 }
@@ -91,6 +96,8 @@ pub enum Kind {
     Chunk = 6,
     /// [`drift`]
     Drift = 7,
+    /// [`learned`]
+    Learned = 8,
 }
 
 /// The first bytes of every value.

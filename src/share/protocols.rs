@@ -28,6 +28,7 @@ fn state(vm: u64, heartbeat: Moment, head: LogHead) -> VmState {
         head,
         charges: Charges::default(),
         strikes: Strikes::default(),
+        learned_version: 0,
     }
 }
 

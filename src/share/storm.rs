@@ -254,6 +254,7 @@ fn state(vm: u64, heartbeat: Moment, own: &OwnSlot) -> VmState {
         head: own.head(),
         charges: Charges::default(),
         strikes: Strikes::default(),
+        learned_version: 0,
     }
 }
 
@@ -275,6 +276,7 @@ fn write_logs(hand: &Hand, first_vm: u64) {
                     head,
                     charges: Charges::default(),
                     strikes: Strikes::default(),
+                    learned_version: 0,
                 };
                 OwnSlot::claim(hand, fingerprint, now, claimed)
             };
@@ -373,6 +375,7 @@ const CONFIG: LinkConfig = LinkConfig {
     fingerprint: 7,
     recent_half_life: Duration::from_secs(5),
     default_capacity_blocks: 1 << 20,
+    learns_rates: true,
 };
 
 impl Vm {

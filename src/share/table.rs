@@ -5,6 +5,7 @@
 use super::bytes::{Reader, Writer};
 use super::store::{Store, get_or_create};
 use super::{Header, Kind, table_key, table_marks_key};
+use crate::learn::sizing;
 use crate::replicas::models::Served;
 use crate::replicas::{Health, Load, MAX_REPLICAS, Moment, Replica, ReplicaId, ReplicaTable};
 
@@ -206,6 +207,10 @@ fn write_replica(writer: &mut Writer, replica: &Replica) {
             writer.u64(model.parent);
         });
     });
+    writer.option(replica.adapters.as_ref(), |writer, adapters| {
+        writer.list(adapters.iter(), |writer, adapter| writer.u64(*adapter));
+    });
+    writer.f64(replica.shadow_share);
 }
 
 fn read_replica(reader: &mut Reader<'_>, id: ReplicaId) -> Option<Replica> {
@@ -238,6 +243,8 @@ fn read_replica(reader: &mut Reader<'_>, id: ReplicaId) -> Option<Replica> {
                 Some(Served { name, root: reader.u64()?, parent: reader.u64()? })
             })
         })?,
+        adapters: reader.option(|reader| reader.list(Reader::u64))?,
+        shadow_share: reader.f64().filter(|share| (sizing::MIN_SHARE..=1.0).contains(share))?,
     })
 }
 
@@ -245,7 +252,7 @@ fn read_replica(reader: &mut Reader<'_>, id: ReplicaId) -> Option<Replica> {
 mod tests {
     use super::*;
     use crate::replicas::Member;
-    use crate::replicas::stats::Report;
+    use crate::replicas::stats::{Adapters, Report};
     use crate::tokens::blocks::BlockSize;
 
     fn published() -> Published {
@@ -266,9 +273,11 @@ mod tests {
             block_size: BlockSize::new(16),
             capacity_blocks: Some(100),
             started_at: Some(1.5),
+            adapters: Some(Adapters { in_use: vec![8, 9], places: 4 }),
             ..Report::default()
         };
         table.set_report(1, &report, 3, Moment(7));
+        table.set_shadow_share(table.at(1).unwrap().id, 0.25);
         table.set_models(1, vec![Served { root: 5, parent: 6, ..Served::named("m") }]);
         Published { marks: Marks { epoch: 2, leader: 5, version: 9 }, table }
     }

@@ -54,6 +54,8 @@ pub struct VmState {
     pub charges: Charges,
     /// What it holds against replicas: as a rule nothing.
     pub strikes: Strikes,
+    /// Which version of what it has learned is the last; 0 while that is nothing.
+    pub learned_version: u64,
 }
 
 impl VmState {
@@ -73,6 +75,7 @@ impl VmState {
         }
         writer.u64(self.head.segment);
         writer.u32(self.head.length);
+        writer.u64(self.learned_version);
         let charges: Vec<(ReplicaId, Charge)> = self.charges.iter().collect();
         writer.list(charges.into_iter(), |writer, (replica, charge)| {
             writer.u32(replica.slot);
@@ -97,6 +100,7 @@ impl VmState {
             wants_snapshot: reader.u8()? == 1,
         };
         let head = LogHead { segment: reader.u64()?, length: reader.u32()? };
+        let learned_version = reader.u64()?;
         let mut charges = Charges::default();
         let entries = reader.list(|reader| {
             let replica = ReplicaId { slot: reader.u32()?, incarnation: reader.u32()? };
@@ -116,7 +120,8 @@ impl VmState {
             strikes.insert(replica, strike);
         }
         let heartbeat = Moment(header.version);
-        let state = Self { owner: header.writer, heartbeat, traits, head, charges, strikes };
+        let owner = header.writer;
+        let state = Self { owner, heartbeat, traits, head, charges, strikes, learned_version };
         Some((header.fingerprint, state))
     }
 }
@@ -194,6 +199,7 @@ mod tests {
             head: LogHead { segment: 3, length: 120 },
             charges,
             strikes,
+            learned_version: 6,
         }
     }
 

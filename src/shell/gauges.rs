@@ -11,6 +11,7 @@ use super::trust::Trust;
 use crate::charge::Charges;
 use crate::config::Config;
 use crate::drift::Kind;
+use crate::learn::Speed;
 use crate::metrics::{self, Metric};
 use crate::replicas::strikes::Strikes;
 use crate::replicas::{Health, Moment, Replica, ReplicaId, ReplicaTable};
@@ -18,10 +19,14 @@ use hashbrown::HashMap;
 use std::rc::Rc;
 
 /// Every gauge of one replica.
-const OF_REPLICA: [&Metric; 10] = [
+const OF_REPLICA: [&Metric; 14] = [
     &metrics::REPLICA_IN_FLIGHT,
     &metrics::REPLICA_UNFINISHED,
     &metrics::REPLICA_SUSPENDED,
+    &metrics::REPLICA_PREFILL_RATE,
+    &metrics::REPLICA_DECODE_TIME,
+    &metrics::REPLICA_WAIT_ERROR,
+    &metrics::REPLICA_SAMPLES,
     &metrics::REPLICA_SHADOW,
     &metrics::REPLICA_CAPACITY,
     &metrics::REPLICA_BLOCK_SIZE,
@@ -205,6 +210,7 @@ fn report_replica(
     meters::record(&metrics::REPLICA_UNFINISHED, &labels, charge.unfinished_tokens);
     let suspended = strikes.of(replica.id).is_suspended();
     meters::record(&metrics::REPLICA_SUSPENDED, &labels, suspended.into());
+    report_speed(link.rates().of(replica.id), &labels);
     let held = link.index().held_blocks(replica.id) as u64;
     meters::record(&metrics::REPLICA_SHADOW, &labels, held);
     meters::record(&metrics::REPLICA_CAPACITY, &labels, link.capacity(replica.id) as u64);
@@ -218,4 +224,16 @@ fn report_replica(
     if let Some(usage) = load.kv_usage {
         meters::record(&metrics::REPLICA_KV_USAGE, &labels, (usage * 100.0) as u64);
     }
+}
+
+fn report_speed(speed: Speed, labels: &[&str]) {
+    meters::record(&metrics::REPLICA_SAMPLES, labels, speed.samples.into());
+    if let Some(rate) = speed.prefill_tokens_per_s {
+        meters::record(&metrics::REPLICA_PREFILL_RATE, labels, rate as u64);
+    }
+    if let Some(seconds) = speed.decode_s_per_token {
+        meters::record(&metrics::REPLICA_DECODE_TIME, labels, (seconds * 1e6) as u64);
+    }
+    let error = (speed.wait_error_s * 1e3) as u64;
+    meters::record(&metrics::REPLICA_WAIT_ERROR, labels, error);
 }

@@ -50,6 +50,7 @@ pub fn config(config: &Config) -> LinkConfig {
         fingerprint: config.fingerprint(),
         recent_half_life: config.route.cost.recent_half_life,
         default_capacity_blocks: config.default_capacity_blocks,
+        learns_rates: config.learn_rates,
     }
 }
 
@@ -64,7 +65,8 @@ impl Link {
         let charges = self.all_charges(now);
         let strikes = self.all_strikes();
         let (table, index) = (self.table(), self.index());
-        decide(&View { table, index, charges: &charges, strikes: &strikes, now })
+        let (charges, strikes, rates) = (&charges, &strikes, self.rates());
+        decide(&View { table, index, charges, strikes, rates, now })
     }
 
     /// Counts what has happened.

@@ -15,12 +15,14 @@ use crate::drift::evidence::At;
 use crate::drift::ids::first_difference;
 use crate::drift::{Kind, Outcome, Shape, Signal, canary};
 use crate::feedback::{self, ExactAnswer, Feedback, Usage};
+use crate::learn::Answered;
 use crate::metrics;
 use crate::model::Model;
 use crate::replicas::attempts::{Attempts, Seen};
 use crate::replicas::{Moment, ReplicaId};
 use crate::request::Prompt;
 use crate::route::{self, Decision, PromptKnowledge, Question, Reason};
+use crate::score::Signals;
 use crate::share::log::{Fate, Record};
 use crate::tokens::blocks::Chain;
 use std::ops::Range;
@@ -55,6 +57,9 @@ pub struct Routed {
     began: Moment,
     /// When it was decided, which is long after it began where its prompt had to wait to be read.
     sent: Moment,
+    /// When its answer began, and how many other requests the replica had then. Of a stream only.
+    first_token: Option<(Moment, u32)>,
+    is_retried: bool,
     tokens_charged: bool,
     /// Which of the chain's blocks the replica was not believed to hold before this request.
     recorded: Range<usize>,
@@ -96,7 +101,7 @@ impl Routed {
         }
         let (replica, address) = (chosen.id, chosen.address.clone());
         let recorded = record_new(shared, &decision);
-        shared.fleet.link.charge(replica, decision.uncached_tokens(), now);
+        shared.fleet.link.charge(replica, decision.charged_tokens(), now);
         let probe = shared.fleet.link.probe_began(replica, now).then_some(replica);
         shared.fleet.link.publish(now);
         let proven = is_proven(shared, &decision, now);
@@ -120,6 +125,8 @@ impl Routed {
             prompt,
             began: held.began,
             sent: now,
+            first_token: None,
+            is_retried: false,
             tokens_charged: true,
             recorded,
             _kept: kept,
@@ -143,6 +150,7 @@ impl Routed {
             Seen { status, details: &details, attempts: attempts.unwrap_or(0), address: &address };
         let found = Attempts::read(&list, &seen);
         self.judge(shared, &found);
+        self.is_retried = !found.failed.is_empty() || attempts.is_some_and(|count| count > 1);
         let has_answered = found.answered.is_some();
         // A probe has told what it can. Its answer may go on for minutes, and the next would wait for it.
         if self.end_probe(shared) {
@@ -194,12 +202,12 @@ impl Routed {
         let cluster = table.by_id(self.replica).map(|replica| replica.cluster.as_str());
         let served = cluster.and_then(|cluster| table.by_address(cluster, address));
         let Some(served) = served.map(|replica| replica.id) else { return };
-        let (now, uncached) = (host::now(), self.decision.uncached_tokens());
-        shared.fleet.link.answer_began(self.replica, uncached);
+        let (now, charged) = (host::now(), self.decision.charged_tokens());
+        shared.fleet.link.answer_began(self.replica, charged);
         shared.fleet.link.release(self.replica);
         self.end_probe(shared);
         self.take_back(shared);
-        shared.fleet.link.charge(served, uncached, now);
+        shared.fleet.link.charge(served, charged, now);
         if let Some(chain) = &self.decision.chain {
             let overlap = shared.fleet.link.index().overlap_blocks(served, chain.hashes());
             self.recorded = overlap..chain.hashes().len();
@@ -218,11 +226,13 @@ impl Routed {
         if !std::mem::take(&mut self.tokens_charged) {
             return;
         }
-        shared.fleet.link.answer_began(self.replica, self.decision.uncached_tokens());
+        shared.fleet.link.answer_began(self.replica, self.decision.charged_tokens());
         // Of an answer that comes whole the end comes at once and tells this, too; should it not, the next tick does.
         if streamed {
             let now = host::now();
             meters::record_ms(&metrics::TTFT, &[self.class.as_str()], now.since(self.began));
+            let in_flight = shared.fleet.link.in_flight(self.replica);
+            self.first_token = Some((now, in_flight.saturating_sub(1)));
             shared.fleet.link.publish(now);
         }
     }
@@ -240,8 +250,9 @@ impl Routed {
             meters::add(&metrics::FAILED_RESPONSES, &[class], 1);
         }
         if self.tokens_charged {
-            shared.fleet.link.answer_began(self.replica, self.decision.uncached_tokens());
+            shared.fleet.link.answer_began(self.replica, self.decision.charged_tokens());
         }
+        let in_flight = shared.fleet.link.in_flight(self.replica);
         shared.fleet.link.release(self.replica);
         self.end_probe(shared);
         // An engine that answers with an error has not computed the prompt. One whose client left
@@ -255,10 +266,55 @@ impl Routed {
             self.learn(shared, feedback, now);
             if class.is_none() {
                 self.remember(shared, feedback, now);
+                let result = self.time(shared, feedback, in_flight.saturating_sub(1), now);
+                meters::add(&metrics::RATE_SAMPLES, &[result], 1);
             }
         }
         shared.fleet.link.publish(now);
         notice
+    }
+
+    /// Learns from how long its answer took. What that came to.
+    fn time(
+        &self,
+        shared: &mut Shared<'_>,
+        feedback: &Feedback,
+        neighbours: u32,
+        now: Moment,
+    ) -> &'static str {
+        let chosen = self.decision.chosen().filter(|_| self.decision.chain.is_some());
+        let prompt = self.prompt.as_ref().filter(|prompt| prompt.usage_is_comparable);
+        let (Some(chosen), Some(_)) = (chosen, prompt) else { return "unknown" };
+        if self.is_retried || self.served_elsewhere {
+            return "retried";
+        }
+        let Some((began, neighbours_then)) = self.first_token else { return "whole" };
+        if !feedback.was_read() {
+            return "cut";
+        }
+        let usage = feedback.usage();
+        let cached = usage.and_then(|usage| usage.cached_tokens);
+        let prompt_tokens = f64::from(self.decision.prompt_tokens);
+        let told = cached.map(|cached| Signals {
+            prompt_tokens,
+            cached_tokens: f64::from(cached),
+            ..Signals::default()
+        });
+        let cost = &shared.config.route.cost;
+        let told = told.map(|told| told.work(cost));
+        let answered = Answered {
+            first_token: began.since(self.sent),
+            expected_s: chosen.cost.wait + chosen.cost.prefill,
+            // What the engine says it computed, where it does.
+            work: told.unwrap_or(chosen.work),
+            queued: chosen.queued,
+            rest: now.since(began),
+            answer_tokens: usage
+                .and_then(|usage| usage.completion_tokens)
+                .unwrap_or(feedback.pieces()),
+            neighbours: f64::from(neighbours_then + neighbours) / 2.0,
+        };
+        shared.fleet.link.answered(self.replica, &answered, now).as_str()
     }
 
     /// Whether it was a probe until now.
@@ -504,6 +560,7 @@ fn decide(shared: &Shared<'_>, held: &Held<'_>, now: Moment) -> Decision {
         cluster: held.cluster,
         model_names,
         prompt,
+        adapter: known.as_ref().ok().and_then(|known| known.identity.adapter()),
         answer_limit: known.as_ref().ok().and_then(|known| known.prompt.max_answer_tokens),
         tie_seed: shared.fleet.link.vm() ^ shared.fleet.streams,
     };

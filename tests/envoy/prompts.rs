@@ -6,6 +6,7 @@ use std::net::SocketAddr;
 use std::time::Duration;
 use warmpath::charge::Charges;
 use warmpath::index::PrefixIndex;
+use warmpath::learn::Rates;
 use warmpath::replicas::strikes::Strikes;
 use warmpath::replicas::{Member, Moment, ReplicaTable};
 use warmpath::request::{self, Api};
@@ -70,7 +71,7 @@ pub fn cold_choice(chat: &Value, replicas: &[SocketAddr]) -> SocketAddr {
     table.set_members("replicas", &replicas.iter().map(member).collect::<Vec<Member>>());
     let (index, charges) = (PrefixIndex::new(), Charges::default());
     let (table, index, charges, strikes) = (&table, &index, &charges, &Strikes::default());
-    let view = View { table, index, charges, strikes, now: Moment(1) };
+    let view = View { table, index, charges, strikes, rates: &Rates::default(), now: Moment(1) };
     let config = RouteConfig {
         cost: CostConfig::default(),
         tie_s: 0.005,
@@ -82,6 +83,7 @@ pub fn cold_choice(chat: &Value, replicas: &[SocketAddr]) -> SocketAddr {
         cluster: "replicas",
         model_names: &[MODEL.to_owned()],
         prompt: PromptKnowledge::Tokens { tokens: &tokens, seed: ChainSeed::new(MODEL, None) },
+        adapter: None,
         answer_limit: None,
         tie_seed: 0,
     };

@@ -1,11 +1,11 @@
-//! Plays a plan against a gateway over HTTP/1.1 and times what comes back.
+//! Plays a script against a gateway over HTTP/1.1 and times what comes back.
 //!
 //! Times are the client's: from handing the request to the connection until the event is parsed.
 //! A connection that must first be opened counts, as it would for any client.
 
+use crate::script::{Ask, Script};
 use crate::sse::Events;
 use crate::stats::{Quantiles, Run, Sample};
-use crate::workload::{Exchange, Plan, Session, Turn};
 use http_body_util::{BodyExt, Full};
 use hyper::body::{Bytes, Incoming};
 use hyper::{Method, Request, Response};
@@ -18,7 +18,6 @@ use std::sync::Arc;
 use std::sync::atomic::{AtomicUsize, Ordering};
 use std::time::Duration;
 use tokio::time::{Instant, sleep, sleep_until, timeout};
-use xxhash_rust::xxh3::xxh3_64;
 
 /// Where to, and by which names.
 pub struct Gateway {
@@ -32,19 +31,16 @@ pub struct Gateway {
     pub head_header: String,
     /// Response header that names the replica.
     pub replica_header: String,
+    /// A request that has taken this long is given up and counted as an error.
+    pub patience: Duration,
+    /// Ask for answers that do not end before they are as long as asked for.
+    pub ignore_eos: bool,
 }
-
-/// A request that has taken this long is given up and counted as an error. Twice the length of a
-/// whole run: a shorter limit would hide how slow a policy can be.
-const PATIENCE: Duration = Duration::from_secs(40);
-/// Bytes of the prompt's head that are hashed for the baseline that routes by them. It covers
-/// most of a system prompt, so that apps are told apart, and no user's text.
-const HEAD_BYTES: usize = 2000;
 
 type HttpClient = Client<HttpConnector, Full<Bytes>>;
 
 struct Player {
-    plan: Plan,
+    script: Script,
     gateway: Gateway,
     client: HttpClient,
     start: Instant,
@@ -52,17 +48,17 @@ struct Player {
     done: AtomicUsize,
 }
 
-/// Plays the whole plan and returns a sample for each request sent.
+/// Plays the whole script and returns a sample for each request sent.
 ///
 /// # Errors
 /// When a session's task was lost, which would be a defect here.
-pub async fn play(plan: Plan, gateway: Gateway, label: &str) -> Result<Vec<Sample>, String> {
-    let sessions = plan.sessions.len();
-    let requests = plan.requests();
+pub async fn play(script: Script, gateway: Gateway, label: &str) -> Result<Vec<Sample>, String> {
+    let sessions = script.sessions();
+    let requests = script.requests();
     let (sent, done) = (AtomicUsize::new(0), AtomicUsize::new(0));
     // The start lies a little ahead, so that setting up hundreds of tasks delays none of them.
     let start = Instant::now() + Duration::from_millis(200);
-    let player = Arc::new(Player { plan, gateway, client: client(), start, sent, done });
+    let player = Arc::new(Player { script, gateway, client: client(), start, sent, done });
     let bar = tokio::spawn(show_progress(Arc::clone(&player), requests, label.to_owned()));
     let tasks: Vec<_> = (0..sessions)
         .map(|index| {
@@ -83,12 +79,18 @@ impl Player {
     /// Plays one session; a failed turn ends it, since the next would lack its answer.
     async fn session(&self, index: usize) -> Vec<Sample> {
         let mut samples = Vec::new();
-        let Some(session) = self.plan.sessions.get(index) else { return samples };
-        let mut history: Vec<Exchange> = Vec::new();
-        let mut planned = self.start + session.arrival;
-        for turn in &session.turns {
-            planned += turn.think;
-            let (sample, answer) = self.turn(session, turn, &history, planned).await;
+        let Some(opening) = self.script.opening(index) else { return samples };
+        let mut answers: Vec<String> = Vec::new();
+        // A time that no clock reaches ends the session.
+        let Some(mut planned) = self.start.checked_add(opening.arrival) else { return samples };
+        for turn in 0..opening.turns {
+            let Some(next) = planned.checked_add(self.script.pause(index, turn)) else { break };
+            planned = next;
+            // Written before the time has come, since writing it takes time too.
+            let Some(ask) = self.script.ask(index, turn, &answers, &self.gateway.model) else {
+                break;
+            };
+            let (sample, answer) = self.turn(opening.name, ask, planned).await;
             planned = Instant::now();
             self.done.fetch_add(1, Ordering::Relaxed);
             let failed = sample.error.is_some();
@@ -96,24 +98,19 @@ impl Player {
             if failed {
                 break;
             }
-            history.push(Exchange { text: turn.text.clone(), answer });
+            answers.push(answer);
         }
         samples
     }
 
-    async fn turn(
-        &self,
-        session: &Session,
-        turn: &Turn,
-        history: &[Exchange],
-        planned: Instant,
-    ) -> (Sample, String) {
+    async fn turn(&self, session: &str, ask: Ask, planned: Instant) -> (Sample, String) {
         let mut reading = Reading::default();
-        // Written before the time has come, since writing it takes time too.
-        let request = match self.request(session, turn, history) {
+        reading.sample.class = ask.class;
+        reading.sample.arrival = planned.saturating_duration_since(self.start);
+        let request = match self.request(session, ask) {
             Ok(request) => request,
             Err(error) => {
-                return (Sample { error: Some(error), ..Sample::default() }, String::new());
+                return (Sample { error: Some(error), ..reading.sample }, String::new());
             }
         };
         sleep_until(planned).await;
@@ -121,30 +118,26 @@ impl Player {
         self.sent.fetch_add(1, Ordering::Relaxed);
         reading.sample.lag = sent - planned;
         let exchange = self.exchange(request, sent, &mut reading);
-        let outcome = timeout(PATIENCE, exchange)
+        let patience = self.gateway.patience;
+        let outcome = timeout(patience, exchange)
             .await
-            .unwrap_or_else(|_| Err(format!("no end within {} s", PATIENCE.as_secs())));
+            .unwrap_or_else(|_| Err(format!("no end within {} s", patience.as_secs())));
         reading.sample.whole = sent.elapsed();
         reading.sample.error = outcome.and_then(|()| reading.missing()).err();
         (reading.sample, reading.answer)
     }
 
-    fn request(
-        &self,
-        session: &Session,
-        turn: &Turn,
-        history: &[Exchange],
-    ) -> Result<Request<Full<Bytes>>, String> {
-        let body = self.plan.body(session, turn, history, &self.gateway.model);
-        let head = self.plan.head(session).as_bytes();
-        let head = head.get(..HEAD_BYTES).unwrap_or(head);
+    fn request(&self, session: &str, mut ask: Ask) -> Result<Request<Full<Bytes>>, String> {
+        if let Some(fields) = ask.body.as_object_mut().filter(|_| self.gateway.ignore_eos) {
+            fields.insert("ignore_eos".to_owned(), Value::Bool(true));
+        }
         Request::builder()
             .method(Method::POST)
-            .uri(format!("{}/v1/chat/completions", self.gateway.url))
+            .uri(format!("{}{}", self.gateway.url, ask.path))
             .header("content-type", "application/json")
-            .header(&self.gateway.session_header, &session.name)
-            .header(&self.gateway.head_header, format!("{:016x}", xxh3_64(head)))
-            .body(Full::new(Bytes::from(body.to_string())))
+            .header(&self.gateway.session_header, session)
+            .header(&self.gateway.head_header, format!("{:016x}", ask.head))
+            .body(Full::new(Bytes::from(ask.body.to_string())))
             .map_err(|error| error.to_string())
     }
 
@@ -197,7 +190,9 @@ impl Reading {
         if let Some(error) = event.get("error") {
             return Err(format!("in the stream: {error}"));
         }
-        let content = event.pointer("/choices/0/delta/content").and_then(Value::as_str);
+        // Of a chat, or of a completion.
+        let content = ["/choices/0/delta/content", "/choices/0/text"];
+        let content = content.iter().find_map(|place| event.pointer(place)?.as_str());
         if let Some(content) = content.filter(|content| !content.is_empty()) {
             self.answer.push_str(content);
             match self.sample.first_token {
@@ -352,6 +347,10 @@ fn clear_progress() {
 mod tests {
     use super::*;
     use crate::gaps::Gaps;
+    use crate::script::Form;
+    use crate::trace::{Session, Trace, Turn};
+    use warmpath::mock::engine::EngineConfig;
+    use warmpath::mock::{ReplicaConfig, serve};
 
     fn at(milliseconds: u64) -> Duration {
         Duration::from_millis(milliseconds)
@@ -373,6 +372,13 @@ mod tests {
         assert_eq!(reading.sample.first_token, Some(at(40)));
         assert_eq!(Gaps::quantiles([&reading.sample.gaps].into_iter(), [1.0]), [at(15)]);
         assert_eq!(reading.answer, " a b");
+    }
+
+    #[test]
+    fn a_completions_text_is_content_too() {
+        let mut reading = Reading::default();
+        reading.event(r#"{"choices":[{"text":" a"}]}"#, at(40)).unwrap();
+        assert_eq!((reading.sample.first_token, reading.answer.as_str()), (Some(at(40)), " a"));
     }
 
     #[test]
@@ -408,6 +414,71 @@ mod tests {
     fn an_error_event_ends_the_reading() {
         let outcome = Reading::default().event(r#"{"error":{"code":500}}"#, at(1));
         assert_eq!(outcome, Err(r#"in the stream: {"code":500}"#.to_owned()));
+    }
+
+    /// A replica whose steps take no time worth waiting for, and what a trace of two sessions shows of it: one goes on with
+    /// its own prompt, the other begins like it.
+    async fn played(form: Form) -> Vec<Sample> {
+        let engine = EngineConfig {
+            step_base: Duration::from_millis(1),
+            prefill_rate: 1e7,
+            decode_per_sequence: Duration::ZERO,
+            ..EngineConfig::default()
+        };
+        let listener = tokio::net::TcpListener::bind("127.0.0.1:0").await.unwrap();
+        let replica =
+            serve(ReplicaConfig { engine, ..ReplicaConfig::default() }, listener).unwrap();
+        let turn = |keep, blocks: &[u64], prompt_tokens| Turn {
+            think: Duration::from_millis(5),
+            keep,
+            blocks: blocks.to_vec(),
+            prompt_tokens,
+            answer_blocks: Vec::new(),
+            answer_tokens: 20,
+            class: "agent",
+        };
+        let session = |name: &str, arrival, turns| Session {
+            name: name.to_owned(),
+            arrival: at(arrival),
+            turns,
+        };
+        let sessions = vec![
+            session("a", 0, vec![turn(0, &[1, 2, 3], 55), turn(2, &[4, 5, 6], 90)]),
+            session("b", 500, vec![turn(0, &[1, 2, 8], 50)]),
+        ];
+        let trace = Trace { name: "t".to_owned(), block_tokens: 16, sessions };
+        let gateway = Gateway {
+            url: format!("http://{}", replica.address),
+            model: "mock".to_owned(),
+            session_header: "x-session-id".to_owned(),
+            head_header: "x-prompt-head".to_owned(),
+            replica_header: "x-mock-replica".to_owned(),
+            patience: Duration::from_secs(20),
+            ignore_eos: true,
+        };
+        play(Script::Trace(trace, form), gateway, "direct").await.unwrap()
+    }
+
+    #[tokio::test]
+    async fn a_replica_finds_of_a_traces_prompts_what_the_trace_says() {
+        let samples = played(Form::Ids).await;
+        assert_eq!(errors(&samples), "");
+        let tokens: Vec<(u64, u64)> =
+            samples.iter().map(|sample| (sample.prompt_tokens, sample.cached_tokens)).collect();
+        assert_eq!(tokens, [(55, 0), (90, 32), (50, 32)]);
+        assert!(samples.iter().all(|sample| sample.class == "agent" && sample.replica.is_some()));
+        assert_eq!(samples[2].arrival, at(505));
+    }
+
+    /// The mock without a model takes a word for a token; a chat adds its roles, behind which blocks begin elsewhere.
+    #[tokio::test]
+    async fn words_are_found_as_ids_are() {
+        for form in [Form::Text, Form::Chat] {
+            let samples = played(form).await;
+            assert_eq!(errors(&samples), "");
+            let cached: Vec<u64> = samples.iter().map(|sample| sample.cached_tokens).collect();
+            assert_eq!(cached, [0, 32, 32], "{form:?}");
+        }
     }
 
     #[test]

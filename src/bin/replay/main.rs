@@ -11,6 +11,7 @@ mod gaps;
 mod grid;
 mod live;
 mod random;
+mod script;
 mod simulate;
 mod sse;
 mod stats;
@@ -19,10 +20,12 @@ mod trace;
 mod workload;
 
 use clap::{Args, Parser, Subcommand};
+use script::Script;
 use std::path::PathBuf;
 use std::process::ExitCode;
 use std::time::Duration;
-use workload::Workload;
+use trace::load::{self, Limits};
+use workload::{Plan, Workload};
 
 #[derive(Parser)]
 #[command(version, about = "Plays LLM workloads against a gateway and reports what came of it")]
@@ -72,9 +75,23 @@ struct LiveArgs {
     /// The gateway, as http://host:port.
     #[arg(long)]
     url: String,
-    /// What to play.
-    #[arg(long, value_enum, default_value = "conversations")]
-    workload: Workload,
+    /// What to play: `conversations`, `no_reuse`, or what `warmpath-replay trace` knows.
+    #[arg(long, default_value = "conversations")]
+    workload: String,
+    /// What a trace's prompts are written as.
+    #[arg(long, value_enum, default_value = "ids")]
+    prompts: script::Form,
+    /// Turns that a trace's sessions are cut to.
+    #[arg(long)]
+    turns: Option<usize>,
+    /// A trace's session ends before its first prompt longer than this.
+    #[arg(long)]
+    prompt_tokens: Option<u32>,
+    /// What a trace's pauses are multiplied by.
+    #[arg(long, default_value_t = 1.0)]
+    pauses: f64,
+    #[command(flatten)]
+    options: trace::open::Options,
     /// What the record calls the way requests are routed.
     #[arg(long, default_value = "direct")]
     policy: String,
@@ -99,6 +116,12 @@ struct LiveArgs {
     /// Response header that names the replica.
     #[arg(long, default_value = "x-mock-replica")]
     replica_header: String,
+    /// Seconds after which a request is given up. Shorter than a run, it hides how slow a policy can be.
+    #[arg(long, default_value_t = 40.0)]
+    patience: f64,
+    /// Send `ignore_eos`, which vLLM and SGLang know: answers are then as long as asked for.
+    #[arg(long)]
+    ignore_eos: bool,
     /// Replica whose prefix cache is emptied first, as http://host:port. May be repeated.
     #[arg(long)]
     reset: Vec<String>,
@@ -132,9 +155,31 @@ async fn main() -> ExitCode {
     }
 }
 
+fn seconds(seconds: f64) -> Result<Duration, String> {
+    Duration::try_from_secs_f64(seconds).map_err(|error| format!("{seconds} s: {error}"))
+}
+
+/// What is played and its name: a workload's texts, or a trace whose sessions arrive over the time asked for.
+fn script(args: &LiveArgs) -> Result<(String, Script), String> {
+    let duration = seconds(args.duration)?;
+    if let Some(workload) = Workload::named(&args.workload) {
+        let plan = Plan::new(workload, args.requests, duration, args.seed);
+        return Ok((workload.name().to_owned(), Script::Plan(plan)));
+    }
+    let trace = trace::open::open(&args.workload, &args.options, args.seed)?;
+    let limits = Limits {
+        requests: args.requests,
+        turns: args.turns,
+        prompt_tokens: args.prompt_tokens,
+        seed: args.seed,
+    };
+    let mut trace = load::draw(&trace, &limits)?;
+    load::spread(&mut trace, duration, args.pauses)?;
+    Ok((trace.name.clone(), Script::Trace(trace, args.prompts)))
+}
+
 async fn live(args: LiveArgs) -> Result<(), String> {
-    let duration = Duration::from_secs_f64(args.duration);
-    let plan = workload::Plan::new(args.workload, args.requests, duration, args.seed);
+    let (workload, script) = script(&args)?;
     let mut runs = match &args.json {
         Some(path) if path.exists() => table::read(path)?,
         _ => Vec::new(),
@@ -145,10 +190,12 @@ async fn live(args: LiveArgs) -> Result<(), String> {
         session_header: args.session_header,
         head_header: args.head_header,
         replica_header: args.replica_header,
+        patience: seconds(args.patience)?,
+        ignore_eos: args.ignore_eos,
     };
     live::reset(&args.reset).await?;
-    let samples = live::play(plan, gateway, &args.policy).await?;
-    let mut run = stats::Run::of(&args.policy, args.workload.name(), &samples);
+    let samples = live::play(script, gateway, &args.policy).await?;
+    let mut run = stats::Run::of(&args.policy, &workload, &samples);
     run.count_idle_replicas(&runs);
     let lag = stats::Quantiles::of(samples.iter().map(|sample| sample.lag).collect());
     eprintln!("  {}", live::summary(&run, lag));

@@ -14,7 +14,6 @@ pub struct Sample {
     /// Who served it, by the mock replica's response header.
     pub replica: Option<String>,
     /// What kind of request it was.
-    #[expect(dead_code, reason = "for tables that are yet to come")]
     pub class: &'static str,
     /// When it was sent, from the start.
     pub arrival: Duration,

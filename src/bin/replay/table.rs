@@ -6,7 +6,7 @@ use std::fmt::Write as _;
 use std::path::Path;
 
 /// Policies in the order of the table, with what each is.
-const POLICIES: [(&str, &str, &str); 16] = [
+const POLICIES: [(&str, &str, &str); 17] = [
     ("random", "random", "Envoy's RANDOM"),
     ("round_robin", "round robin", "Envoy's ROUND_ROBIN"),
     (
@@ -38,6 +38,11 @@ const POLICIES: [(&str, &str, &str); 16] = [
     ("dynamo_predicted", "Dynamo, predicted", "NVIDIA Dynamo's cost, by what was sent where"),
     ("llm_d_weighted", "llm-d, weighted", "llm-d's default scorers: queue 2, KV usage 2, prefix 3"),
     ("llm_d_sticky", "llm-d, sticky", "llm-d's affinity filter before its token load scorer"),
+    (
+        "lookahead",
+        "(lookahead)",
+        "an assignment that knows the future, by which hit rates are measured",
+    ),
     ("warmpath", "Warmpath", "this filter; no help from the client"),
 ];
 

@@ -69,6 +69,11 @@ pub enum Workload {
 }
 
 impl Workload {
+    /// The one of this name, as the command line or the JSON file has it.
+    pub fn named(name: &str) -> Option<Self> {
+        clap::ValueEnum::from_str(&name.replace('_', "-"), false).ok()
+    }
+
     /// Its name in the JSON file.
     pub fn name(self) -> &'static str {
         match self {
@@ -171,6 +176,15 @@ impl Plan {
             fields.insert("tools".to_owned(), tools.clone());
         }
         body
+    }
+
+    /// What kind of requests a session has.
+    pub fn class(&self, session: &Session) -> &'static str {
+        match session.app.and_then(|app| self.apps.get(app)) {
+            Some(App { tools: Some(_), .. }) => "agent",
+            Some(_) => "chat",
+            None => "completion",
+        }
     }
 
     /// The text a prompt begins with, for a policy that hashes the head of the prompt.
@@ -325,8 +339,9 @@ fn word(texts: &mut Random) -> &'static str {
 /// Tokens one function's description makes.
 const TOKENS_PER_TOOL: usize = 130;
 
-/// Common words, all ASCII letters and at least one of them.
-const WORDS: [&str; 191] = [
+/// Common words, all ASCII letters and at least one of them. Behind a space each is one token in the vocabularies of
+/// Qwen3, Llama 3, gpt-oss, DeepSeek V3, Gemma 3, Mistral NeMo, GLM-4.5 and Phi-4.
+pub const WORDS: [&str; 191] = [
     "able", "account", "action", "address", "after", "agent", "allow", "answer", "apply", "area",
     "array", "attempt", "balance", "base", "because", "before", "begin", "below", "between",
     "block", "book", "branch", "build", "cache", "call", "cancel", "card", "careful", "case",
@@ -363,6 +378,14 @@ mod tests {
     #[track_caller]
     fn check_between(value: f64, least: f64, most: f64) {
         assert!((least..=most).contains(&value), "{value} is not in {least}..={most}");
+    }
+
+    #[test]
+    fn workloads_are_named_as_commands_and_files_name_them() {
+        for name in ["no_reuse", "no-reuse"] {
+            assert_eq!(Workload::named(name), Some(Workload::NoReuse));
+        }
+        assert_eq!(Workload::named("mooncake"), None);
     }
 
     #[test]

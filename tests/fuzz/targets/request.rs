@@ -7,6 +7,7 @@ use std::cell::OnceCell;
 use warmpath::charge::{Charge, Charges};
 use warmpath::config::Config;
 use warmpath::index::{PrefixIndex, Recorded};
+use warmpath::learn::Rates;
 use warmpath::model::{Model, PromptError, Reading};
 use warmpath::replicas::models::Served;
 use warmpath::replicas::strikes::{Strike, Strikes};
@@ -289,6 +290,7 @@ impl Fleet {
             cluster: "c",
             model_names: &names,
             prompt: PromptKnowledge::Tokens { tokens: ids, seed },
+            adapter: None,
             answer_limit,
             tie_seed: bytes.u64(),
         };
@@ -309,7 +311,7 @@ impl Fleet {
 
     fn decide(&self, index: &PrefixIndex, question: &Question<'_>) -> Decision {
         let Self { table, charges, strikes, .. } = self;
-        let view = View { table, index, charges, strikes, now: self.now };
+        let view = View { table, index, charges, strikes, rates: &Rates::default(), now: self.now };
         let decision = decide(&self.config, &view, question);
         assert!(decision.ranked.len() <= MAX_RANKED);
         assert_eq!(decision.ranked.is_empty(), decision.chosen().is_none());

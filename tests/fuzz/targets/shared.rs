@@ -8,10 +8,12 @@ use std::rc::Rc;
 use std::time::Duration;
 use warmpath::charge::Charges;
 use warmpath::drift::{DriftConfig, Kind as PromptKind, Outcome, Signal, Verdicts};
+use warmpath::learn::{Learned, Rates};
 use warmpath::replicas::strikes::{Strike, Strikes};
 use warmpath::replicas::{Member, Moment, ReplicaId, ReplicaTable};
 use warmpath::share::bytes::Writer;
 use warmpath::share::drift;
+use warmpath::share::learned;
 use warmpath::share::lease::{Claim, Lease};
 use warmpath::share::link::{Link, LinkConfig};
 use warmpath::share::log::{Fate, LogReader, LogWriter, Read, Record, SEGMENTS};
@@ -38,8 +40,16 @@ pub const VALUES: Target = Target {
     cases: 3000,
 };
 
-const KINDS: [Kind; 7] =
-    [Kind::Vm, Kind::Log, Kind::Lease, Kind::Table, Kind::Snapshot, Kind::Chunk, Kind::Drift];
+const KINDS: [Kind; 8] = [
+    Kind::Vm,
+    Kind::Log,
+    Kind::Lease,
+    Kind::Table,
+    Kind::Snapshot,
+    Kind::Chunk,
+    Kind::Drift,
+    Kind::Learned,
+];
 
 /// A value of each kind.
 fn written() -> Vec<Vec<u8>> {
@@ -50,7 +60,8 @@ fn written() -> Vec<Vec<u8>> {
     let mut strikes = Strikes::default();
     strikes.insert(replica, Strike { failures: 2, failed_at: Moment(70), ..Strike::default() });
     let traits = VmTraits { ready: true, ..VmTraits::default() };
-    let state = VmState { owner: 7, heartbeat: Moment(77), traits, head, charges, strikes };
+    let heartbeat = Moment(77);
+    let state = VmState { owner: 7, heartbeat, traits, head, charges, strikes, learned_version: 4 };
     let mut table = ReplicaTable::default();
     let member = |address: &str| Member::healthy(address.to_owned());
     table.set_members("pool", &[member("10.0.0.1:80"), member("[::1]:80"), member("10.0.0.3:80")]);
@@ -98,6 +109,7 @@ fn written() -> Vec<Vec<u8>> {
         head.finish(),
         chunk.finish(),
         drift::write(&verdicts, FINGERPRINT, 7),
+        learned::write(FINGERPRINT, 7, 4, [(replica, Learned::default())].into_iter()),
     ];
     // In front of each, the byte that says its kind.
     kinds
@@ -138,6 +150,7 @@ fn values(data: &[u8]) {
             snapshot(head.finish(), value);
         }
         Kind::Drift => drift_value(&value),
+        Kind::Learned => learned_value(&value),
     });
     // Without a header of ours it is nobody's.
     assert_eq!(
@@ -165,6 +178,20 @@ fn vm_value(value: &[u8]) {
         sum.add(&state.charges, now, Duration::from_secs(5));
     }
     sum.forget_idle(now, Duration::from_millis(1));
+}
+
+fn learned_value(value: &[u8]) {
+    let Some((version, learned)) = learned::read(value, FINGERPRINT, 7) else { return };
+    let again = learned::write(FINGERPRINT, 7, version, learned.iter().copied());
+    assert_eq!(learned::read(&again, FINGERPRINT, 7).as_ref(), Some(&(version, learned.clone())));
+    let mut table = ReplicaTable::default();
+    table.set_members("pool", &[Member::healthy("10.0.0.1:80".to_owned())]);
+    let replica = table.at(0).expect("a replica").id;
+    let all = learned.into_iter().map(|(_, learned)| (replica, learned));
+    let speed = Rates::merged(all, &table, Moment(u64::MAX / 2)).of(replica);
+    let rate = speed.prefill_tokens_per_s.unwrap_or(1.0);
+    assert!(rate > 0.0 && rate.is_finite() && speed.base_s.is_finite(), "{speed:?}");
+    assert!(speed.decode_s_per_token.unwrap_or(0.0).is_finite(), "{speed:?}");
 }
 
 fn drift_value(value: &[u8]) {
@@ -418,6 +445,7 @@ fn links(data: &[u8]) {
         fingerprint: FINGERPRINT,
         recent_half_life: Duration::from_secs(5),
         default_capacity_blocks: 600,
+        learns_rates: true,
     };
     let mut table = ReplicaTable::default();
     let members = ["10.0.0.1:80", "10.0.0.2:80", "[::1]:80"]

@@ -106,6 +106,7 @@ impl Kind {
         match self {
             Self::Ours => "ours",
             Self::Baseline => "baseline",
+            Self::Bound => "bound",
         }
     }
 }

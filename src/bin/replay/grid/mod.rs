@@ -225,7 +225,6 @@ struct One {
     policies: Vec<Seed>,
     target: f64,
     ceiling: f64,
-    lookahead: Option<f64>,
     is_raised: bool,
 }
 
@@ -243,7 +242,6 @@ fn one(args: &GridArgs, cell: &Cell, trace: &Trace, seed: u64) -> Result<One, St
         policies: policies.collect::<Result<_, String>>()?,
         target: scene.target(),
         ceiling: scene.ceiling(),
-        lookahead: scene.lookahead(),
         is_raised: scene.is_raised,
     })
 }
@@ -261,23 +259,27 @@ fn cut(args: &GridArgs, cell: &Cell, trace: &str) -> Cut {
 
 /// All seeds of a cell together.
 fn pool(cell: Cell, trace: &str, policies: &[Policy], seeds: &[One]) -> Played {
-    let mean = |part: fn(&One) -> Option<f64>| {
-        let values: Option<Vec<f64>> = seeds.iter().map(part).collect();
-        values.map(|values| values.iter().sum::<f64>() / values.len().max(1) as f64)
-    };
+    let mean =
+        |part: fn(&One) -> f64| seeds.iter().map(part).sum::<f64>() / seeds.len().max(1) as f64;
     let played = policies.iter().enumerate().map(|(number, policy)| {
         let seeds = seeds.iter().filter_map(|one| one.policies.get(number));
-        let kind = if *policy == Policy::Warmpath { Kind::Ours } else { Kind::Baseline };
+        let kind = match policy {
+            Policy::Warmpath => Kind::Ours,
+            policy if policy.is_bound() => Kind::Bound,
+            _ => Kind::Baseline,
+        };
         let figures = Figures::of(&seeds.collect::<Vec<_>>());
         verdict::Played { policy: policy.name(), kind, figures }
     });
+    let played: Vec<_> = played.collect();
+    let lookahead = played.iter().find(|played| played.kind == Kind::Bound);
     Played {
-        played: played.collect(),
+        lookahead: lookahead.map(|bound| bound.figures.hit_rate()),
+        played,
         cell,
         trace: trace.to_owned(),
-        target: mean(|one| Some(one.target)).unwrap_or_default(),
-        ceiling: mean(|one| Some(one.ceiling)).unwrap_or_default(),
-        lookahead: mean(|one| one.lookahead),
+        target: mean(|one| one.target),
+        ceiling: mean(|one| one.ceiling),
         is_raised: seeds.iter().any(|one| one.is_raised),
     }
 }

@@ -111,6 +111,7 @@ fn stroke(results: &[Result], number: usize) -> String {
     let colour = COLOURS.get(number % COLOURS.len()).copied().unwrap_or("black");
     let (colour, width, dashes) = match kind {
         Kind::Ours => (OURS, 2.5, "none"),
+        Kind::Bound => ("black", 1.0, "2 2"),
         Kind::Baseline if number < COLOURS.len() => (colour, 1.2, "none"),
         Kind::Baseline => (colour, 1.2, "6 3"),
     };

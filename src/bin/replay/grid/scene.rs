@@ -82,11 +82,6 @@ impl Scene {
         Ceiling::of(&self.trace).hit_rate()
     }
 
-    /// The hit rate of an assignment that knows the future.
-    pub fn lookahead(&self) -> Option<f64> {
-        None
-    }
-
     /// The p99 time to first token that is asked of it, in milliseconds: a multiple of what it is when every prompt is alone
     /// on an engine that has cached whatever anyone asked before. It depends on nothing but trace and engine.
     pub fn target(&self) -> f64 {

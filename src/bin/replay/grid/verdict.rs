@@ -33,6 +33,8 @@ pub enum Kind {
     Ours,
     /// One of those that it is compared with.
     Baseline,
+    /// What nobody can reach.
+    Bound,
 }
 
 /// A tail beside the best baseline's.
@@ -150,6 +152,7 @@ mod tests {
         let played = [
             played("a", Kind::Baseline, 120.0, 400),
             played("b", Kind::Baseline, 100.0, 500),
+            played("lookahead", Kind::Bound, 10.0, 280),
             played("warmpath", Kind::Ours, ours, 300),
         ];
         Verdict::of(&played, Some(0.72)).unwrap()

@@ -6,26 +6,48 @@ use hashbrown::HashMap;
 use std::time::Duration;
 use warmpath::charge::Charges;
 use warmpath::index::{PrefixIndex, Stretch};
+use warmpath::learn::{Answered, Lessons, Rates};
 use warmpath::mock::scheduler::RequestId;
 use warmpath::replicas::stats::Report;
 use warmpath::replicas::strikes::Strikes;
 use warmpath::replicas::{Health, Member, Moment, ReplicaId, ReplicaTable};
-use warmpath::route::{self, Decision, PromptKnowledge, Question, RouteConfig, View};
+use warmpath::route::{self, Candidate, Decision, PromptKnowledge, Question, RouteConfig, View};
+use warmpath::score::Signals;
 use warmpath::tokens::blocks::{BlockHash, BlockSize, Chain, ChainSeed};
 
 /// The cluster's name.
 pub const CLUSTER: &str = "fleet";
 
+/// How often what was learned is brought up to date: the filter's own tick.
+const TICK: Duration = Duration::from_millis(100);
+
 /// See the module.
 pub struct Gateway {
     route: RouteConfig,
+    learns_rates: bool,
     table: ReplicaTable,
     index: PrefixIndex,
     charges: Charges,
+    lessons: Lessons,
+    rates: Rates,
+    ticked: Moment,
     block_size: Option<BlockSize>,
     capacity_blocks: u32,
-    under_way: HashMap<RequestId, Decision>,
+    under_way: HashMap<RequestId, UnderWay>,
     why: Why,
+}
+
+struct UnderWay {
+    decision: Decision,
+    sent: Moment,
+    /// When its answer began, and how many other requests the replica had then.
+    began: Option<(Moment, u32)>,
+}
+
+impl UnderWay {
+    fn chosen(&self) -> Option<&Candidate> {
+        self.decision.chosen()
+    }
 }
 
 impl Gateway {
@@ -33,9 +55,13 @@ impl Gateway {
     pub fn new(fleet: &FleetConfig) -> Self {
         Self {
             route: fleet.route.clone(),
+            learns_rates: true,
             table: ReplicaTable::default(),
             index: PrefixIndex::new(),
             charges: Charges::default(),
+            lessons: Lessons::default(),
+            rates: Rates::default(),
+            ticked: Moment::default(),
             block_size: count(fleet.engine.block_size).and_then(BlockSize::new),
             capacity_blocks: fleet.engine.capacity_blocks,
             under_way: HashMap::new(),
@@ -52,9 +78,49 @@ impl Gateway {
         chain
     }
 
-    fn of(&self, id: RequestId) -> Option<(ReplicaId, &Decision)> {
-        let decision = self.under_way.get(&id)?;
-        Some((decision.chosen()?.id, decision))
+    fn tick(&mut self, now: Moment) {
+        if now.since(self.ticked) < TICK {
+            return;
+        }
+        self.ticked = now;
+        let table = &self.table;
+        self.index.retain(|replica| table.by_id(replica).is_some());
+        self.charges.forget_idle(now, self.route.cost.recent_half_life);
+        self.lessons.settle(now, table);
+        if self.learns_rates {
+            self.rates = Rates::merged(self.lessons.learned(), table, now);
+        }
+    }
+
+    fn record(&mut self, replica: ReplicaId, new: Stretch<'_>) {
+        let capacity = self.table.shadow_blocks(replica, self.capacity_blocks);
+        self.index.record_behind(replica, capacity, new.parent, new.blocks);
+    }
+
+    fn neighbours(&self, replica: ReplicaId) -> u32 {
+        self.charges.of(replica).requests.saturating_sub(1)
+    }
+
+    /// Learns from how long an answer took.
+    fn time(&mut self, flight: &UnderWay, ended: &Ended<'_>, neighbours: u32, now: Moment) {
+        let (Some(chosen), Some((began, neighbours_then))) = (flight.chosen(), flight.began) else {
+            return;
+        };
+        let told = ended.cached_tokens.map(|cached| Signals {
+            prompt_tokens: f64::from(flight.decision.prompt_tokens),
+            cached_tokens: f64::from(cached),
+            ..Signals::default()
+        });
+        let answered = Answered {
+            first_token: began.since(flight.sent),
+            expected_s: chosen.cost.wait + chosen.cost.prefill,
+            work: told.map_or(chosen.work, |told| told.work(&self.route.cost)),
+            queued: chosen.queued,
+            rest: now.since(began),
+            answer_tokens: ended.answer_tokens,
+            neighbours: f64::from(neighbours_then + neighbours) / 2.0,
+        };
+        self.lessons.take(chosen.id, &answered, now);
     }
 }
 
@@ -62,14 +128,22 @@ impl Router for Gateway {
     fn choose(&mut self, ask: &Ask<'_>) -> Result<usize, String> {
         let now = moment(ask.now);
         self.index.advance(now);
+        self.tick(now);
         let strikes = Strikes::default();
         let chains = [self.chain(ask)];
-        let (table, index, charges) = (&self.table, &self.index, &self.charges);
-        let view = View { table, index, charges, strikes: &strikes, now };
+        let view = View {
+            table: &self.table,
+            index: &self.index,
+            charges: &self.charges,
+            strikes: &strikes,
+            rates: &self.rates,
+            now,
+        };
         let question = Question {
             cluster: CLUSTER,
             model_names: &[],
             prompt: PromptKnowledge::Hashed { prompt_tokens: ask.prompt_tokens, chains: &chains },
+            adapter: None,
             answer_limit: Some(ask.answer_tokens),
             tie_seed: ask.id.0,
         };
@@ -80,12 +154,11 @@ impl Router for Gateway {
         let (predicted, id) = (chosen.overlap_tokens, chosen.id);
         self.why = Why { predicted_tokens: Some(predicted), reason: decision.reason.as_str() };
         if let Some((replica, new)) = decision.new_blocks() {
-            let capacity = self.capacity_blocks as usize;
-            self.index.record_behind(replica, capacity, new.parent, new.blocks);
+            self.record(replica, new);
         }
         let half_life = self.route.cost.recent_half_life;
-        self.charges.start(id, decision.uncached_tokens(), now, half_life);
-        self.under_way.insert(ask.id, decision);
+        self.charges.start(id, decision.charged_tokens(), now, half_life);
+        self.under_way.insert(ask.id, UnderWay { decision, sent: now, began: None });
         Ok(id.slot as usize)
     }
 
@@ -93,21 +166,30 @@ impl Router for Gateway {
         self.why
     }
 
-    fn answer_began(&mut self, id: RequestId, _now: Duration) {
-        if let Some((replica, decision)) = self.of(id) {
-            let uncached = decision.uncached_tokens();
-            self.charges.answer_began(replica, uncached);
+    fn answer_began(&mut self, id: RequestId, now: Duration) {
+        let Some(flight) = self.under_way.get(&id) else { return };
+        let Some(replica) = flight.chosen().map(|chosen| chosen.id) else { return };
+        self.charges.answer_began(replica, flight.decision.charged_tokens());
+        let began = Some((moment(now), self.neighbours(replica)));
+        if let Some(flight) = self.under_way.get_mut(&id) {
+            flight.began = began;
         }
     }
 
-    fn ended(&mut self, id: RequestId, ended: &Ended<'_>, _now: Duration) {
-        let Some(mut decision) = self.under_way.remove(&id) else { return };
-        let Some(chosen) = decision.chosen().map(|chosen| chosen.id) else { return };
-        let Some(chain) = &mut decision.chain else { return };
-        self.charges.end(chosen);
+    fn ended(&mut self, id: RequestId, ended: &Ended<'_>, now: Duration) {
+        let Some(mut flight) = self.under_way.remove(&id) else { return };
+        let Some(replica) = flight.chosen().map(|chosen| chosen.id) else { return };
+        let now = moment(now);
+        let neighbours = self.neighbours(replica);
+        if flight.began.is_none() {
+            self.charges.answer_began(replica, flight.decision.charged_tokens());
+        }
+        self.charges.end(replica);
         if ended.failed {
             return;
         }
+        self.time(&flight, ended, neighbours, now);
+        let Some(chain) = &mut flight.decision.chain else { return };
         // The last token of an answer is never computed, so a block that it fills is not cached.
         let size = chain.block_size().get();
         let tokens = chain.token_count() + (ended.answer_tokens as usize).saturating_sub(1);
@@ -116,7 +198,7 @@ impl Router for Gateway {
         let filled = ended.answer_blocks.iter().take(filled).copied().map(BlockHash);
         chain.go_on_behind(filled, &[], tokens);
         let new = Stretch::of(chain.hashes(), before);
-        self.index.record_behind(chosen, self.capacity_blocks as usize, new.parent, new.blocks);
+        self.record(replica, new);
     }
 
     /// Those that are not there yet have their places, so that places and replicas have the same numbers.

@@ -15,7 +15,8 @@ mod run;
 
 use crate::stats::Run;
 use crate::table;
-use crate::trace::Trace;
+use crate::trace::load::{self, Limits, Load};
+use crate::trace::{Trace, open};
 use crate::workload::{Plan, Workload};
 use clap::Args;
 use fault::Fault;
@@ -36,6 +37,20 @@ pub struct SimulateArgs {
     /// What to play.
     #[arg(long, value_enum, default_value = "conversations")]
     workload: Workload,
+    /// A trace to play in its place: what `warmpath-replay trace` knows. `--block-size` must be its own.
+    #[arg(long)]
+    trace: Option<String>,
+    #[command(flatten)]
+    options: open::Options,
+    /// What a trace offers of what the fleet can do. Without, its sessions arrive over `--duration`.
+    #[arg(long)]
+    load: Option<f64>,
+    /// Turns that a trace's sessions are cut to.
+    #[arg(long)]
+    turns: Option<usize>,
+    /// A trace's session ends before its first prompt longer than this.
+    #[arg(long)]
+    prompt_tokens: Option<u32>,
     /// How many requests.
     #[arg(long, default_value_t = 1500)]
     requests: usize,
@@ -115,13 +130,11 @@ pub struct SimulateArgs {
 pub fn run(args: &SimulateArgs) -> Result<(), String> {
     let fleet = args.fleet()?;
     let policies = if args.policy.is_empty() { Policy::ALL.to_vec() } else { args.policy.clone() };
-    let duration = Duration::from_secs_f64(args.duration);
     let mut runs: Vec<Run> = Vec::new();
     let mut ceilings = String::new();
     for seed in args.seed..args.seed.saturating_add(args.seeds) {
-        let plan = Plan::new(args.workload, args.requests, duration, seed);
-        let workload = format!("{}, seed {seed}", args.workload.name());
-        let trace = Trace::of_plan(args.workload.name(), &plan, args.block_size);
+        let trace = args.trace(&fleet, seed)?;
+        let workload = format!("{}, seed {seed}", trace.name);
         let most = Ceiling::of(&trace).hit_rate() * 100.0;
         let _ = writeln!(ceilings, "{workload}: no fleet can hit more than {most:.1} %.");
         for &policy in &policies {
@@ -136,6 +149,28 @@ pub fn run(args: &SimulateArgs) -> Result<(), String> {
 }
 
 impl SimulateArgs {
+    /// What is played: a trace, made to fit the fleet, or a workload.
+    fn trace(&self, fleet: &FleetConfig, seed: u64) -> Result<Trace, String> {
+        let duration = Duration::try_from_secs_f64(self.duration);
+        let duration = duration.map_err(|error| format!("--duration: {error}"))?;
+        let Some(name) = &self.trace else {
+            let plan = Plan::new(self.workload, self.requests, duration, seed);
+            return Ok(Trace::of_plan(self.workload.name(), &plan, self.block_size));
+        };
+        let trace = open::open(name, &self.options, seed)?;
+        if trace.block_tokens != self.block_size {
+            return Err(format!("--block-size: {name} has blocks of {}", trace.block_tokens));
+        }
+        let Self { requests, turns, prompt_tokens, replicas, .. } = *self;
+        if let Some(share) = self.load {
+            let load = Load { replicas, share, requests, turns, prompt_tokens, seed };
+            return Ok(load::scale(&trace, &fleet.engine, &load)?.trace);
+        }
+        let mut trace = load::draw(&trace, &Limits { requests, turns, prompt_tokens, seed })?;
+        load::spread(&mut trace, duration, 1.0)?;
+        Ok(trace)
+    }
+
     fn fleet(&self) -> Result<FleetConfig, String> {
         if self.replicas == 0 {
             return Err("--replicas: at least one is needed".to_owned());

@@ -12,6 +12,7 @@ use super::baselines::ring_hash::{Key, RingHash};
 use super::baselines::round_robin::RoundRobin;
 use super::baselines::smg::{SmgCacheAware, SmgLeastLoad};
 use super::baselines::vllm_router::VllmRouter;
+use super::bounds::lookahead::Lookahead;
 use super::fleet::FleetConfig;
 use super::gateway::Gateway;
 use crate::random::Random;
@@ -58,13 +59,15 @@ pub enum Policy {
     LlmDWeighted,
     /// llm-d's sticky until saturated.
     LlmDSticky,
+    /// An assignment that knows the future: no policy, but what they are measured by.
+    Lookahead,
     /// The filter's core.
     Warmpath,
 }
 
 impl Policy {
     /// Every policy, in the table's order.
-    pub const ALL: [Self; 16] = [
+    pub const ALL: [Self; 17] = [
         Self::Random,
         Self::RoundRobin,
         Self::LeastRequest,
@@ -80,6 +83,7 @@ impl Policy {
         Self::DynamoPredicted,
         Self::LlmDWeighted,
         Self::LlmDSticky,
+        Self::Lookahead,
         Self::Warmpath,
     ];
 
@@ -101,8 +105,14 @@ impl Policy {
             Self::DynamoPredicted => "dynamo_predicted",
             Self::LlmDWeighted => "llm_d_weighted",
             Self::LlmDSticky => "llm_d_sticky",
+            Self::Lookahead => "lookahead",
             Self::Warmpath => "warmpath",
         }
+    }
+
+    /// Whether it knows what nobody can, so that it is measured against and not compared with.
+    pub fn is_bound(self) -> bool {
+        self == Self::Lookahead
     }
 
     /// Whether the worker threads of a gateway work with one router rather than one each.
@@ -121,7 +131,7 @@ impl Policy {
 
     /// Whether replicas tell it what becomes of their blocks.
     pub fn has_events(self) -> bool {
-        matches!(self, Self::SmgCacheAware | Self::Dynamo)
+        matches!(self, Self::SmgCacheAware | Self::Dynamo | Self::Lookahead)
     }
 
     /// The time between reports that its own kind asks for, where that is not the fleet's.
@@ -160,6 +170,7 @@ impl Policy {
             Self::DynamoPredicted => Box::new(Dynamo::by_prediction(replicas, capacity, random)),
             Self::LlmDWeighted => by_scores(Rule::Weighted, random),
             Self::LlmDSticky => by_scores(Rule::Sticky { tokens_per_s }, random),
+            Self::Lookahead => Box::new(Lookahead::new(setting.trace, replicas, capacity)),
             Self::Warmpath => Box::new(Gateway::new(setting.fleet)),
         }
     }
@@ -227,7 +238,6 @@ pub struct Ask<'a> {
     /// Its name.
     pub id: RequestId,
     /// The session's number.
-    #[expect(dead_code, reason = "for baselines that are yet to come")]
     pub session: usize,
     /// The session's name.
     pub session_name: &'a str,
@@ -260,7 +270,6 @@ pub struct Why {
 #[derive(Debug, Clone, Copy)]
 pub struct Ended<'a> {
     /// Prompt tokens that were cached, `None` where the engine does not say.
-    #[expect(dead_code, reason = "for learning, which is yet to come")]
     pub cached_tokens: Option<u32>,
     /// Tokens of the answer.
     pub answer_tokens: u32,

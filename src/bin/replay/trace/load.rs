@@ -26,6 +26,7 @@
 //! **Cache** is a share of the working set: of the different blocks of the trace, answers included, by the number of
 //! replicas. A replica's cache is never smaller than the longest prompt with its answer.
 
+use super::work::{Works, conversation, seconds};
 use super::{Session, Trace, Turn, chained};
 use crate::random::Random;
 use hashbrown::{HashMap, HashSet};
@@ -36,11 +37,8 @@ use warmpath::mock::engine::EngineConfig;
 const FAMILIES: u64 = 31;
 const COPIES: u64 = 32;
 
-/// How often pauses are halved before they are left out altogether.
-const HALVINGS: i32 = 8;
-
-/// Steps in which a pace is looked for: enough for a load within a thousandth.
-const STEPS: usize = 40;
+/// How far arrivals are moved apart at most, so that a trace whose sessions all arrive at once stays finite.
+const MAX_PACE: f64 = 1e6;
 
 /// How much of a trace is played, and how fast.
 #[derive(Debug, Clone, PartialEq)]
@@ -56,6 +54,26 @@ pub struct Load {
     /// A session ends before its first prompt longer than this.
     pub prompt_tokens: Option<u32>,
     /// Equal seeds give equal traces.
+    pub seed: u64,
+}
+
+impl Load {
+    fn limits(&self) -> Limits {
+        let Self { requests, turns, prompt_tokens, seed, .. } = *self;
+        Limits { requests, turns, prompt_tokens, seed }
+    }
+}
+
+/// How much of a trace is played, whatever the pace.
+#[derive(Debug, Clone, Copy, PartialEq)]
+pub struct Limits {
+    /// See [`Load::requests`].
+    pub requests: usize,
+    /// See [`Load::turns`].
+    pub turns: Option<usize>,
+    /// See [`Load::prompt_tokens`].
+    pub prompt_tokens: Option<u32>,
+    /// Equal seeds draw equal sessions.
     pub seed: u64,
 }
 
@@ -80,7 +98,7 @@ pub fn scale(trace: &Trace, engine: &EngineConfig, load: &Load) -> Result<Scaled
     if load.replicas == 0 || !(load.share > 0.0 && load.share.is_finite()) {
         return Err("a load is a share above 0 of at least one replica".to_owned());
     }
-    let mut trace = draw(trace, load)?;
+    let mut trace = draw(trace, &load.limits())?;
     let works = Works::of(&trace, engine);
     let capacity = load.replicas as f64;
     let (pace, pauses) = works.pace(load.share * capacity).map_err(|most| {
@@ -95,13 +113,7 @@ pub fn scale(trace: &Trace, engine: &EngineConfig, load: &Load) -> Result<Scaled
         )
     })?;
     let share = works.rate(pace, pauses) / capacity;
-    for (session, times) in trace.sessions.iter_mut().zip(&works.sessions) {
-        session.arrival = seconds(times.arrival(pace, pauses));
-        for turn in &mut session.turns {
-            turn.think = turn.think.mul_f64(pauses);
-        }
-    }
-    trace.sessions.sort_by_key(|session| session.arrival);
+    works.apply(&mut trace, pace, pauses);
     Ok(Scaled { trace, share, pauses, work: seconds(works.total()) })
 }
 
@@ -133,13 +145,25 @@ fn family(name: &str) -> &str {
     name.split(['~', '/']).next().unwrap_or(name)
 }
 
-/// The conversation that a session is, or is a sub-agent of.
-fn conversation(name: &str) -> &str {
-    name.split('/').next().unwrap_or(name)
+/// Moves arrivals so that the last family comes when `duration` ends, and multiplies pauses.
+///
+/// # Errors
+/// When the factor is not a number from 0.
+pub fn spread(trace: &mut Trace, duration: Duration, pauses: f64) -> Result<(), String> {
+    if !(pauses >= 0.0 && pauses.is_finite()) {
+        return Err(format!("--pauses: {pauses}: expected a number from 0"));
+    }
+    let times = Works::of(trace, &EngineConfig::default());
+    let pace = duration.as_secs_f64() / times.span.max(f64::MIN_POSITIVE);
+    times.apply(trace, pace.min(MAX_PACE), pauses);
+    Ok(())
 }
 
 /// Enough families of sessions, cut as asked, in order of arrival.
-fn draw(trace: &Trace, load: &Load) -> Result<Trace, String> {
+///
+/// # Errors
+/// When nothing is left within the limits.
+pub fn draw(trace: &Trace, load: &Limits) -> Result<Trace, String> {
     let families = Families::of(trace, load);
     let span = trace.sessions.last().map_or(Duration::ZERO, |session| session.arrival);
     let mut random = [FAMILIES, COPIES].map(|lane| Random::new(load.seed, lane));
@@ -179,7 +203,7 @@ fn shuffled(count: usize, random: &mut Random) -> Vec<usize> {
     order
 }
 
-fn kept_turns(session: &Session, load: &Load) -> usize {
+fn kept_turns(session: &Session, load: &Limits) -> usize {
     let fits = |turn: &&Turn| load.prompt_tokens.is_none_or(|most| turn.prompt_tokens <= most);
     session.turns.iter().take(load.turns.unwrap_or(usize::MAX)).take_while(fits).count()
 }
@@ -205,7 +229,7 @@ impl Family<'_> {
 struct Families<'a>(Vec<Family<'a>>);
 
 impl<'a> Families<'a> {
-    fn of(trace: &'a Trace, load: &Load) -> Self {
+    fn of(trace: &'a Trace, load: &Limits) -> Self {
         let mut numbers: HashMap<&str, usize> = HashMap::new();
         let mut families: Vec<Family<'_>> = Vec::new();
         // Their sub-agents may begin behind what is left of them.
@@ -266,153 +290,13 @@ fn renew(session: &mut Session, copy: u64, shared: &HashSet<u64>) {
 /// Moves a family's arrival, round the end of the span.
 fn delay(family: &mut [Session], by: Duration, span: Duration) {
     let first = family.iter().map(|session| session.arrival).min().unwrap_or_default();
-    let mut moved = first + by;
+    let mut moved = first.saturating_add(by);
     if moved > span {
         moved -= span;
     }
     for session in family {
-        session.arrival = session.arrival - first + moved;
+        session.arrival = (session.arrival - first).saturating_add(moved);
     }
-}
-
-/// What sessions ask of a fleet and when, in seconds.
-struct Works {
-    sessions: Vec<Times>,
-    /// When the last family arrives.
-    span: f64,
-}
-
-struct Times {
-    /// When the family arrives.
-    family: f64,
-    /// How much later this session does, at the pace of the family's pauses.
-    behind: f64,
-    turns: Vec<Work>,
-}
-
-#[derive(Clone, Copy)]
-struct Work {
-    think: f64,
-    work: f64,
-    /// From being asked to the answer's end, on an idle engine.
-    takes: f64,
-}
-
-impl Times {
-    fn arrival(&self, pace: f64, pauses: f64) -> f64 {
-        self.family * pace + self.behind * pauses
-    }
-
-    fn length(&self, pauses: f64) -> f64 {
-        self.turns.iter().map(|turn| turn.think * pauses + turn.takes).sum()
-    }
-}
-
-impl Works {
-    fn of(trace: &Trace, engine: &EngineConfig) -> Self {
-        let mut conversations: HashMap<&str, f64> = HashMap::new();
-        for session in &trace.sessions {
-            let arrival = session.arrival.as_secs_f64();
-            let first = conversations.entry(conversation(&session.name)).or_insert(arrival);
-            *first = first.min(arrival);
-        }
-        let mut seen: HashSet<u64> = HashSet::new();
-        let times = |session: &Session| {
-            let arrival = session.arrival.as_secs_f64();
-            let family = conversations.get(conversation(&session.name)).copied();
-            let family = family.unwrap_or(arrival);
-            let turns = session.turns.iter().map(|turn| {
-                let known = turn.blocks.iter().take_while(|block| seen.contains(*block)).count();
-                seen.extend(turn.blocks.iter().chain(&turn.answer_blocks));
-                work(turn, (turn.keep + known) as f64 * f64::from(trace.block_tokens), engine)
-            });
-            Times { family, behind: arrival - family, turns: turns.collect() }
-        };
-        let sessions: Vec<Times> = trace.sessions.iter().map(times).collect();
-        let span = sessions.iter().map(|session| session.family).fold(0.0, f64::max);
-        Self { sessions, span }
-    }
-
-    /// All of it.
-    fn total(&self) -> f64 {
-        self.sessions.iter().flat_map(|session| &session.turns).map(|turn| turn.work).sum()
-    }
-
-    /// How far to move families together, and what to shorten pauses by, for so much work per second. Else the most
-    /// work per second there can be.
-    fn pace(&self, rate: f64) -> Result<(f64, f64), f64> {
-        for halving in 0..=HALVINGS + 1 {
-            let is_last = halving > HALVINGS;
-            let pauses = if is_last { 0.0 } else { 0.5_f64.powi(halving) };
-            let lengths: f64 = self.sessions.iter().map(|session| session.length(pauses)).sum();
-            let mean = lengths / self.sessions.len().max(1) as f64;
-            let least = if is_last { 0.0 } else { mean / self.span.max(f64::MIN_POSITIVE) };
-            if self.rate(least, pauses) >= rate {
-                return Ok((self.pace_from(least, pauses, rate), pauses));
-            }
-        }
-        Err(self.rate(0.0, 0.0))
-    }
-
-    /// The slowest pace that still has this rate, which `least` exceeds.
-    fn pace_from(&self, least: f64, pauses: f64, rate: f64) -> f64 {
-        let (mut fast, mut slow) = (least, least.max(1e-6) * 2.0);
-        for _ in 0..STEPS {
-            if self.rate(slow, pauses) < rate {
-                break;
-            }
-            (fast, slow) = (slow, slow * 2.0);
-        }
-        for _ in 0..STEPS {
-            let middle = f64::midpoint(fast, slow);
-            let half = if self.rate(middle, pauses) < rate { &mut slow } else { &mut fast };
-            *half = middle;
-        }
-        fast
-    }
-
-    /// Work per second while the middle four fifths of it arrive.
-    fn rate(&self, pace: f64, pauses: f64) -> f64 {
-        let mut arriving = Vec::new();
-        for session in &self.sessions {
-            let mut now = session.arrival(pace, pauses);
-            for turn in &session.turns {
-                now += turn.think * pauses;
-                arriving.push((now, turn.work));
-                now += turn.takes;
-            }
-        }
-        arriving.sort_unstable_by(|(a, _), (b, _)| a.total_cmp(b));
-        let total: f64 = arriving.iter().map(|(_, work)| work).sum();
-        let at = |share: f64| {
-            let mut so_far = 0.0;
-            let reached = arriving.iter().find(|(_, work)| {
-                so_far += work;
-                so_far >= total * share
-            });
-            reached.or(arriving.last()).map_or(0.0, |(time, _)| *time)
-        };
-        total * 0.8 / (at(0.9) - at(0.1)).max(1e-9)
-    }
-}
-
-fn work(turn: &Turn, cached: f64, engine: &EngineConfig) -> Work {
-    let prompt = f64::from(turn.prompt_tokens);
-    // An engine computes the last token in any case.
-    let uncached = (prompt - cached).max(1.0);
-    let attended = uncached * (prompt - uncached / 2.0);
-    let prefill = uncached / engine.prefill_rate + attended / engine.attention_rate;
-    let answer = f64::from(turn.answer_tokens);
-    let (step, decode) = (engine.step_base.as_secs_f64(), engine.decode_per_sequence.as_secs_f64());
-    Work {
-        think: turn.think.as_secs_f64(),
-        work: prefill + answer * (decode + step / engine.max_num_seqs.max(1) as f64),
-        takes: prefill + answer * (decode + step),
-    }
-}
-
-fn seconds(seconds: f64) -> Duration {
-    Duration::try_from_secs_f64(seconds).unwrap_or_default()
 }
 
 #[cfg(test)]
@@ -497,7 +381,7 @@ mod tests {
 
     #[test]
     fn families_are_drawn_whole_by_the_seed() {
-        let drawn = |seed| draw(&trace(50), &Load { seed, ..load(1, 0.1, 60) }).unwrap();
+        let drawn = |seed| draw(&trace(50), &Limits { seed, ..load(1, 0.1, 60).limits() }).unwrap();
         assert_eq!(drawn(1), drawn(1));
         assert_ne!(drawn(1), drawn(2));
         assert_eq!((drawn(1).requests(), drawn(1).sessions.len()), (60, 20));
@@ -508,7 +392,7 @@ mod tests {
 
     #[test]
     fn copies_share_what_everyone_shares_and_nothing_of_their_own() {
-        let (once, thrice) = (trace(10), draw(&trace(10), &load(1, 0.1, 180)).unwrap());
+        let (once, thrice) = (trace(10), draw(&trace(10), &load(1, 0.1, 180).limits()).unwrap());
         let [one, three] = [&once, &thrice].map(Shape::of);
         assert_eq!(three.requests, 3 * one.requests);
         assert_eq!(three.unique_blocks - 1, 3 * (one.unique_blocks - 1));
@@ -528,10 +412,31 @@ mod tests {
     #[test]
     fn sessions_are_cut_to_their_first_turns() {
         let cut = Load { turns: Some(2), ..load(1, 0.1, 80) };
-        let trace_of = |load| draw(&trace(20), &load).unwrap();
+        let trace_of = |load: Load| draw(&trace(20), &load.limits()).unwrap();
         assert!(trace_of(cut).sessions.iter().all(|session| session.turns.len() == 2));
         let short = Load { prompt_tokens: Some(64 * 3 + 10), ..load(1, 0.1, 80) };
         assert!(trace_of(short).sessions.iter().all(|session| session.turns.len() == 2));
+    }
+
+    #[test]
+    fn arrivals_beyond_every_clock_do_not_overflow() {
+        let mut trace = trace(3);
+        for session in &mut trace.sessions {
+            session.arrival = Duration::MAX;
+        }
+        let copied = draw(&trace, &load(1, 0.1, 40).limits()).unwrap();
+        assert_eq!(copied.requests(), 42);
+        assert!(spread(&mut trace, Duration::MAX, 1e300).is_ok());
+    }
+
+    #[test]
+    fn sessions_are_spread_over_a_time() {
+        let mut trace = trace(20);
+        spread(&mut trace, Duration::from_secs(19), 0.5).unwrap();
+        let last = trace.sessions.last().unwrap();
+        assert_eq!((last.name.as_str(), last.arrival), ("f19~1", Duration::from_secs(19)));
+        assert_eq!(last.turns[1].think, Duration::from_millis(2500));
+        assert!(spread(&mut trace, Duration::ZERO, -1.0).is_err());
     }
 
     #[test]
@@ -574,7 +479,8 @@ mod tests {
             scaled.trace.sessions.iter().find(|s| s.name == name).unwrap().arrival.as_secs_f64()
         };
         let cut = Load { turns: Some(2), ..load(1, 0.05, 60) };
-        let agents = Families::of(&trace, &cut).0.iter().map(Family::requests).sum::<usize>();
+        let agents =
+            Families::of(&trace, &cut.limits()).0.iter().map(Family::requests).sum::<usize>();
         assert_eq!(agents, 60, "two turns of each conversation, and no sub-agent's");
         for family in 0..30 {
             let behind = arrival(format!("f{family}/agent")) - arrival(format!("f{family}"));

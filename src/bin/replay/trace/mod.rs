@@ -15,6 +15,7 @@ pub mod open;
 mod packed;
 pub mod shape;
 mod texts;
+mod work;
 mod writing;
 
 pub use describe::{TraceArgs, run};
@@ -93,7 +94,6 @@ impl Trace {
     }
 
     /// The blocks of a turn's whole prompt.
-    #[cfg_attr(not(test), expect(dead_code, reason = "for live replay, which is yet to come"))]
     pub fn prompt(&self, session: usize, turn: usize, into: &mut Vec<u64>) {
         into.clear();
         for turn in 0..=turn {

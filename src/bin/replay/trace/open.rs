@@ -127,10 +127,9 @@ pub fn open(name: &str, options: &Options, seed: u64) -> Result<Trace, String> {
     if options.block_tokens == 0 {
         return Err("--block-tokens: a block has at least one token".to_owned());
     }
-    let made_up = [Workload::Conversations, Workload::NoReuse];
-    if let Some(workload) = made_up.into_iter().find(|workload| workload.name() == name) {
+    if let Some(workload) = Workload::named(name) {
         let plan = Plan::new(workload, 1500, Duration::from_secs(20), seed);
-        return Ok(Trace::of_plan(name, &plan, options.block_tokens));
+        return Ok(Trace::of_plan(workload.name(), &plan, options.block_tokens));
     }
     let known = NAMED.iter().find(|named| named.name == name);
     let path = known.map_or(PathBuf::from(name), |known| options.folder.join(known.file));

@@ -38,7 +38,7 @@ fn session(plan: &Plan, planned: &Planned, number: usize, block_tokens: u32) -> 
             prompt_tokens,
             answer_blocks,
             answer_tokens: said.answer_tokens,
-            class: "chat",
+            class: plan.class(planned),
         });
         keep = text.blocks.len();
     }

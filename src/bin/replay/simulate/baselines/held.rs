@@ -9,6 +9,7 @@ use super::super::policy::ReplicaReport;
 use super::holders::{ByBlock, Holders};
 use std::cmp::Reverse;
 use std::collections::BinaryHeap;
+use std::ops::ControlFlow;
 
 /// See the module.
 pub struct Held {
@@ -79,6 +80,24 @@ impl Held {
         self.shrink(replica);
     }
 
+    /// How many blocks a replica holds.
+    pub fn count(&self, replica: usize) -> usize {
+        self.shadows.get(replica).map_or(0, |shadow| shadow.places.len())
+    }
+
+    /// How many more blocks a replica must give up for so many new ones.
+    pub fn excess(&self, replica: usize, new: usize) -> usize {
+        let Some(shadow) = self.shadows.get(replica) else { return 0 };
+        (shadow.places.len() + new).saturating_sub(shadow.capacity)
+    }
+
+    /// Shows a replica's blocks in the order in which they would be given up, until it is told that this is enough.
+    pub fn oldest(&self, replica: usize, show: impl FnMut(u64) -> ControlFlow<()>) {
+        if let Some(shadow) = self.shadows.get(replica) {
+            shadow.oldest(show);
+        }
+    }
+
     fn shrink(&mut self, replica: usize) {
         let Some(shadow) = self.shadows.get_mut(replica) else { return };
         while shadow.places.len() > shadow.capacity {
@@ -120,6 +139,33 @@ impl Shadow {
             node.used = node.used.max(used);
             if node.followers == 0 {
                 self.tails.push(Reverse((node.used, place)));
+            }
+        }
+    }
+
+    /// What [`Self::evict`] would give, one after another, with nothing changed.
+    fn oldest(&self, mut show: impl FnMut(u64) -> ControlFlow<()>) {
+        let mut tails = self.tails.clone();
+        // Followers left and time of use, of those whose followers were shown.
+        let mut changed: ByBlock<(usize, u64)> = ByBlock::default();
+        while let Some(Reverse((used, place))) = tails.pop() {
+            let Some(node) = self.nodes.get(place).filter(|node| node.is_held) else { continue };
+            let now = changed.get(&(place as u64)).copied().unwrap_or((node.followers, node.used));
+            if now != (0, used) {
+                continue;
+            }
+            if show(node.block).is_break() {
+                return;
+            }
+            changed.insert(place as u64, (usize::MAX, used));
+            let Some((place, before)) = node.before.and_then(|at| Some((at, self.nodes.get(at)?)))
+            else {
+                continue;
+            };
+            let entry = changed.entry(place as u64).or_insert((before.followers, before.used));
+            *entry = (entry.0 - 1, entry.1.max(used));
+            if entry.0 == 0 {
+                tails.push(Reverse((entry.1, place)));
             }
         }
     }
@@ -198,6 +244,12 @@ mod tests {
                 let expected: Vec<usize> = naive.iter().map(|one| one.depth(&asked)).collect();
                 assert_eq!(held.depths(&asked), expected, "seed {seed}, step {step}");
             }
+            let mut shown = Vec::new();
+            held.oldest(0, |block| {
+                shown.push(block);
+                ControlFlow::Continue(())
+            });
+            assert_eq!(shown, naive[0].blocks, "seed {seed}");
             let counts = held.holders.counts(2);
             assert_eq!(counts, [naive[0].blocks.len(), naive[1].blocks.len()], "seed {seed}");
         }

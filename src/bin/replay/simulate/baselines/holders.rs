@@ -74,6 +74,11 @@ impl Holders {
         }
     }
 
+    /// How many replicas hold a block.
+    pub fn holders_of(&self, block: u64) -> u32 {
+        self.of.get(&block).map_or(0, |set| set.count_ones())
+    }
+
     /// How many blocks each of so many replicas holds.
     #[cfg(test)]
     pub fn counts(&self, replicas: usize) -> Vec<usize> {

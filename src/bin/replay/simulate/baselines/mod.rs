@@ -15,12 +15,12 @@
 //! It is not fair in this: a hop to another process and the tokenizing there take no time; nor does a gateway of theirs
 //! ever fail. And where a threshold is meant to be tuned to the model, as vllm-project/router's, it is not.
 
-mod active;
-mod choice;
+pub mod active;
+pub mod choice;
 pub mod dynamo;
 pub mod estimated;
-mod flights;
-mod held;
+pub mod flights;
+pub mod held;
 pub mod holders;
 pub mod least_request;
 pub mod llm_d;
@@ -33,4 +33,4 @@ mod span;
 pub mod vllm_router;
 
 #[cfg(test)]
-mod desk;
+pub mod desk;

@@ -2,4 +2,6 @@
 //!
 //! Neither can be built.
 
+mod future;
 pub mod infinite;
+pub mod lookahead;
