@@ -9,7 +9,7 @@
 //! stall    = neighbour_weight * neighbours * prefill
 //! decode   = (1 + neighbour_weight) * decoding * answer_tokens * decode_s_per_token
 //! pressure = pressure_s * k / (1 - k)
-//! eviction = eviction_weight * evicted / rate
+//! eviction = eviction_weight * evicted * 2 ^ (-age / half-life) / rate
 //! adapter  = adapter_load_s, where it must be loaded
 //! ```
 //!
@@ -37,7 +37,7 @@
 //! | `answer_tokens` | tokens | the request's own limit, at most the configured mean | the mean |
 //! | `decode_s_per_token` | s | learned from the gaps of streamed answers | as `rate` |
 //! | `k` | share | reported KV usage, clamped to [`MAX_KV_USAGE`] | 0, no pressure: an unknown replica is neither idle nor full in the other terms |
-//! | `evicted` | tokens | of the blocks that are new to the replica, those beyond what its shadow has room for. Each may be missed by whoever comes back for it: `eviction_weight` is how many are | 0: nothing is known to be held |
+//! | `evicted` | tokens | of the blocks that are new to the replica, those beyond what its shadow has room for. Each may be missed by whoever comes back for it: `eviction_weight` is how many are of those just used, the less the longer ago that was | 0: nothing is known to be held |
 //! | `adapter` | s | the adapters that the replica's last reports named as running or waiting, as many as it has places for | 0: one that does not report adapters is taken to have it |
 //!
 //! Each signal degrades alone. With no report from anywhere the cost still orders replicas by
@@ -56,6 +56,10 @@ pub const MAX_KV_USAGE: f64 = 0.98;
 /// More requests of others are not believed: no engine queues so many, and a replica that claims four billion would have
 /// a cost beside which every other difference vanishes.
 pub const MAX_FOREIGN: f64 = 10_000.0;
+
+/// Blocks that nobody has used for this long are missed half as often as those just used. Turns of a conversation are
+/// seconds to minutes apart: halved, a person's next question is not provided for; doubled, what is over for good counts.
+const EVICTED_HALF_LIFE_S: f64 = 120.0;
 
 /// The formula's coefficients. All are finite and positive; the configuration sees to that.
 #[derive(Debug, Clone, PartialEq)]
@@ -130,6 +134,8 @@ pub struct Signals {
     pub speed: Speed,
     /// Tokens in blocks that it would evict.
     pub evicted_tokens: f64,
+    /// How long ago those were used.
+    pub evicted_age_s: f64,
     /// Whether the request's adapter must be loaded first.
     pub loads_adapter: bool,
 }
@@ -164,6 +170,11 @@ impl Cost {
             + self.eviction
             + self.adapter
     }
+
+    /// What of it passes before the first token.
+    pub fn first_token(&self) -> f64 {
+        self.wait + self.prefill + self.adapter
+    }
 }
 
 impl Signals {
@@ -178,7 +189,8 @@ impl Signals {
         self.unfinished_tokens + self.foreign() * config.mean_uncached_tokens
     }
 
-    fn foreign(&self) -> f64 {
+    /// Requests there that somebody else sent, as far as it reports.
+    pub fn foreign(&self) -> f64 {
         let (running, waiting) = self.reported.unwrap_or_default();
         let own = self.in_flight.max(self.reported_own);
         (running + waiting - own).clamp(0.0, MAX_FOREIGN)
@@ -200,6 +212,7 @@ pub fn cost(config: &CostConfig, signals: &Signals) -> Cost {
     let prefill = signals.work(config) / rate;
     let answer = signals.answer_limit.unwrap_or(f64::INFINITY).min(config.mean_answer_tokens);
     let slowed = signals.decoding() * answer * decode_s_per_token;
+    let missed = (-signals.evicted_age_s / EVICTED_HALF_LIFE_S).exp2();
     let usage = signals.kv_usage.unwrap_or(0.0).clamp(0.0, MAX_KV_USAGE);
     Cost {
         wait: base_s + (signals.queued(config) + recent) / rate,
@@ -207,7 +220,7 @@ pub fn cost(config: &CostConfig, signals: &Signals) -> Cost {
         stall: config.neighbour_weight * signals.neighbours * prefill,
         decode: (1.0 + config.neighbour_weight) * slowed,
         pressure: config.pressure_s * usage / (1.0 - usage),
-        eviction: config.eviction_weight * signals.evicted_tokens / rate,
+        eviction: config.eviction_weight * missed * signals.evicted_tokens / rate,
         adapter: if signals.loads_adapter { config.adapter_load_s } else { 0.0 },
     }
 }
@@ -349,6 +362,8 @@ mod tests {
     #[test]
     fn what_is_pushed_out_and_an_adapter_that_is_not_there_cost_seconds() {
         let signals = Signals { evicted_tokens: 300.0, loads_adapter: true, ..Signals::default() };
+        let old = Signals { evicted_age_s: EVICTED_HALF_LIFE_S, ..signals };
+        check(old, |cost| cost.eviction, 0.075);
         check(signals, |cost| cost.eviction, 0.15);
         check(signals, |cost| cost.adapter, 0.2);
         check(signals, Cost::total, 0.35);

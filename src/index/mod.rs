@@ -433,12 +433,6 @@ impl PrefixIndex {
         self.shadow(replica).map_or(0, |shadow| shadow.recorded)
     }
 
-    /// Blocks for which the replica has room beside those it is believed to hold; `None` while nothing was recorded of it.
-    pub fn free_blocks(&self, replica: ReplicaId) -> Option<usize> {
-        let shadow = self.shadow(replica)?;
-        Some(shadow.capacity.saturating_sub(shadow.held))
-    }
-
     /// Blocks that the replica is believed to hold.
     pub fn held_blocks(&self, replica: ReplicaId) -> usize {
         self.shadow(replica).map_or(0, |shadow| shadow.held)

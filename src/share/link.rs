@@ -5,7 +5,7 @@
 //! taken by [`Link::take_counts`].
 
 use super::catch_up::{CatchUp, Knowledge, SnapshotCounts};
-use super::log::{LogReader, Record};
+use super::log::{Fate, LogReader, Record};
 use super::slot::OwnSlot;
 use super::store::Store;
 use super::table::{self, Marks, Published, Refusal};
@@ -13,10 +13,12 @@ use super::vm::{LogHead, VmState, VmTraits};
 use super::{MAX_VM_SLOTS, learned, learned_key, slot_key};
 use crate::charge::Charges;
 use crate::index::PrefixIndex;
+use crate::learn::pending::Pending;
 use crate::learn::sizing::Evidence;
 use crate::learn::{Answered, Learned, Lesson, Lessons, Rates};
 use crate::replicas::strikes::{PassiveHealth, Proof, Strikes};
 use crate::replicas::{Moment, ReplicaId, ReplicaTable};
+use crate::tokens::blocks::BlockHash;
 use hashbrown::{HashMap, HashSet};
 use std::time::Duration;
 
@@ -84,6 +86,9 @@ pub struct Link<S> {
     charges: Charges,
     strikes: Strikes,
     lessons: Lessons,
+    pub(super) pending: Pending,
+    /// When it was last told the time.
+    pub(super) now: Moment,
     /// How often what was learned has changed.
     lessons_version: u64,
     /// Which version of it is written, and beside which slot.
@@ -123,6 +128,8 @@ impl<S: Store> Link<S> {
             charges: Charges::default(),
             strikes: Strikes::default(),
             lessons: Lessons::default(),
+            pending: Pending::default(),
+            now: Moment::default(),
             lessons_version: 0,
             written: None,
             rates: Rates::default(),
@@ -266,6 +273,7 @@ impl<S: Store> Link<S> {
 
     /// Takes in the table, every VM's charges and every VM's log, as far as they are new.
     pub fn refresh(&mut self, now: Moment) {
+        self.now = now;
         self.index.advance(now);
         self.refresh_table();
         // What waited for the table comes before what is read now.
@@ -370,7 +378,10 @@ impl<S: Store> Link<S> {
         self.index.retain(|replica| table.by_id(replica).is_some());
         let default = self.config.default_capacity_blocks;
         for replica in table.iter() {
-            self.index.set_capacity(replica.id, table.shadow_blocks(replica.id, default));
+            let capacity = table.shadow_blocks(replica.id, default);
+            for id in [replica.id, replica.id.imagined()] {
+                self.index.set_capacity(id, capacity);
+            }
         }
     }
 
@@ -516,6 +527,28 @@ impl<S: Store> Link<S> {
         self.lessons.take(replica, answered, now)
     }
 
+    /// Whether any of these blocks was being computed on a replica when a request was sent there, as far as is known.
+    pub fn was_computing(&self, replica: ReplicaId, blocks: &[BlockHash], sent: Moment) -> bool {
+        self.pending.concerns(replica, blocks, sent)
+    }
+
+    /// An answer has begun, so that its request's new blocks, of which this is the first, are there.
+    pub fn computed(&mut self, replica: ReplicaId, first_new: BlockHash, now: Moment) {
+        self.pending.ended(replica, first_new, now);
+    }
+
+    /// A replica had no more than the first `held` blocks of a chain, and has computed all of it since: whatever else
+    /// follows these is not there any more. Others learn it through the log.
+    pub fn correct(&mut self, replica: ReplicaId, chain: &[BlockHash], held: usize) {
+        let Some(to_the_missing) = chain.get(..=held) else { return };
+        self.record(Record::of(Fate::Lost, replica, to_the_missing, held));
+        self.record(Record::of(Fate::Held, replica, chain, held));
+        // Those are there.
+        if let Some(first) = chain.get(held) {
+            self.pending.ended(replica, *first, self.now);
+        }
+    }
+
     /// Takes in how a prediction came out.
     pub fn compared(&mut self, replica: ReplicaId, predicted: u32, cached: u32) {
         self.lessons.compared(replica, predicted, cached);
@@ -571,10 +604,9 @@ impl<S: Store> Link<S> {
 
 #[cfg(test)]
 mod tests {
-    use super::super::log::{Fate, SEGMENT_BYTES, SEGMENTS};
+    use super::super::log::{SEGMENT_BYTES, SEGMENTS};
     use super::*;
     use crate::replicas::Member;
-    use crate::tokens::blocks::BlockHash;
     use std::cell::RefCell;
     use std::collections::BTreeMap;
     use std::rc::Rc;
@@ -808,6 +840,29 @@ mod tests {
         envoy.route(2, 0, 5);
         (0..3).for_each(|_| envoy.tick());
         envoy.check_all_see(0, 5, PROMPT_BLOCKS as usize);
+    }
+
+    #[test]
+    fn what_a_replica_would_hold_is_told_and_handed_on_and_is_not_what_it_holds() {
+        let mut envoy = Envoy::new(2);
+        let (replica, blocks) = (envoy.replica(0), prompt_blocks(7));
+        let imagined = replica.imagined();
+        envoy.links[1].record(Record::of(Fate::Held, imagined, &blocks, 0));
+        envoy.links[1].charge(imagined, 100, envoy.now);
+        envoy.tick();
+        envoy.start();
+        envoy.until_taken(|_, _| {});
+        for link in &envoy.links {
+            let held = |id| link.index().overlap_blocks(id, &blocks);
+            assert_eq!((held(replica), held(imagined)), (0, blocks.len()));
+            let charges = link.all_charges(envoy.now);
+            assert_eq!((charges.of(replica).requests, charges.of(imagined).requests), (0, 1));
+        }
+        assert!(envoy.counts.iter().all(|counts| counts.orphaned == 0));
+        // Of a replica that is no more, nothing is imagined either.
+        let table = ReplicaTable::default();
+        envoy.links[0].take_table(table);
+        assert_eq!(envoy.links[0].index().overlap_blocks(imagined, &blocks), 0);
     }
 
     #[test]

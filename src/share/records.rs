@@ -28,11 +28,20 @@ impl<S: Store> Link<S> {
         if record.blocks.is_empty() && record.parent.is_none() {
             return;
         }
+        self.note(&record);
         self.apply(&record);
         if has_room(&self.unlogged) {
             self.unlogged.extend(record.pieces());
         }
         self.log();
+    }
+
+    /// Blocks that are sent somewhere are not there at once.
+    fn note(&mut self, record: &Record) {
+        let first = record.blocks.get(record.known as usize);
+        if let Some(first) = first.filter(|_| record.fate == Fate::Held) {
+            self.pending.began(record.replica, *first, self.now);
+        }
     }
 
     /// Writes what is to be logged, which waits while this VM has no slot: what others record
@@ -68,6 +77,7 @@ impl<S: Store> Link<S> {
                 Read::Records(records) => {
                     let cost: usize = records.iter().map(cost).sum();
                     *budget = budget.saturating_sub(cost);
+                    records.iter().for_each(|record| self.note(record));
                     self.apply_or_wait(records);
                 }
                 Read::Gone => {}
@@ -115,6 +125,7 @@ impl<S: Store> Link<S> {
     /// Whether a replica is not in the table yet: a record of it can be read before the table in
     /// which its writer found it.
     pub(super) fn is_unheard_of(&self, replica: ReplicaId) -> bool {
+        let replica = replica.real();
         let place = self.table.places().nth(replica.slot as usize);
         // Incarnations wrap.
         place.is_none_or(|(known, _)| replica.incarnation.wrapping_sub(known).cast_signed() > 0)

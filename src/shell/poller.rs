@@ -14,6 +14,7 @@ use super::seat::Seat;
 use super::trust::Trust;
 use super::{host, meters};
 use crate::config::{Config, Membership};
+use crate::learn::sizing::Sizing;
 use crate::metrics;
 use crate::replicas::schedule::{Pace, Question, Schedule};
 use crate::replicas::stats::Report;
@@ -68,6 +69,7 @@ pub struct Poller {
     admin_due: Moment,
     schedule: Schedule,
     findings: Findings,
+    sizing: Sizing,
     gauges: Gauges,
     /// What has been complained of, by cluster: once is enough for the log, the rest is counted.
     complained_of: HashSet<(String, &'static str)>,
@@ -90,6 +92,7 @@ impl Poller {
             admin_due: Moment::default(),
             schedule: Schedule::default(),
             findings: Findings::default(),
+            sizing: Sizing::default(),
             gauges,
             complained_of: HashSet::new(),
         }
@@ -162,10 +165,28 @@ impl Poller {
             self.set_static_members();
         }
         self.ask(link, now);
+        self.size(link);
         if self.dirty || now >= self.publish_due {
             self.publish(link, epoch, now)?;
         }
         Ok(())
+    }
+
+    /// Takes shadows for as large as predictions show their caches to be.
+    fn size(&mut self, link: &Link) {
+        if !self.config.correction {
+            return;
+        }
+        self.sizing.retain(|replica| self.table.by_id(replica).is_some());
+        for (id, evidence) in link.all_evidence() {
+            let Some(share) = self.table.by_id(id).map(|replica| replica.shadow_share) else {
+                continue;
+            };
+            if let Some(share) = self.sizing.judge(id, &evidence, share) {
+                self.table.set_shadow_share(id, share);
+                self.dirty = true;
+            }
+        }
     }
 
     fn publish(&mut self, link: &mut Link, epoch: u64, now: Moment) -> Result<(), Refusal> {

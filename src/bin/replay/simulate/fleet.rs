@@ -27,6 +27,10 @@ pub struct FleetConfig {
     pub speeds: Vec<f64>,
     /// Warmpath's configuration.
     pub route: RouteConfig,
+    /// Whether it learns how fast replicas are.
+    pub learn_rates: bool,
+    /// Whether it takes in what answers say of cached tokens.
+    pub correction: bool,
     /// Time between a replica's reports.
     pub report_interval: Duration,
     /// From a report's being true to its being known.

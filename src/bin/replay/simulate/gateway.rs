@@ -6,6 +6,8 @@ use hashbrown::HashMap;
 use std::time::Duration;
 use warmpath::charge::Charges;
 use warmpath::index::{PrefixIndex, Stretch};
+use warmpath::learn::pending::Pending;
+use warmpath::learn::sizing::Sizing;
 use warmpath::learn::{Answered, Lessons, Rates};
 use warmpath::mock::scheduler::RequestId;
 use warmpath::replicas::stats::Report;
@@ -21,14 +23,20 @@ pub const CLUSTER: &str = "fleet";
 /// How often what was learned is brought up to date: the filter's own tick.
 const TICK: Duration = Duration::from_millis(100);
 
+/// Blocks that go on one tick where a capacity has shrunk.
+const SHRUNK_PER_TICK: usize = 8 << 10;
+
 /// See the module.
 pub struct Gateway {
     route: RouteConfig,
     learns_rates: bool,
+    corrects: bool,
     table: ReplicaTable,
     index: PrefixIndex,
     charges: Charges,
     lessons: Lessons,
+    pending: Pending,
+    sizing: Sizing,
     rates: Rates,
     ticked: Moment,
     block_size: Option<BlockSize>,
@@ -45,6 +53,12 @@ struct UnderWay {
 }
 
 impl UnderWay {
+    /// The first block that was not believed to be on the replica.
+    fn first_new(&self) -> Option<BlockHash> {
+        let hashes = self.decision.chain.as_ref()?.hashes();
+        hashes.get(self.chosen()?.held_blocks).copied()
+    }
+
     fn chosen(&self) -> Option<&Candidate> {
         self.decision.chosen()
     }
@@ -55,11 +69,14 @@ impl Gateway {
     pub fn new(fleet: &FleetConfig) -> Self {
         Self {
             route: fleet.route.clone(),
-            learns_rates: true,
+            learns_rates: fleet.learn_rates,
+            corrects: fleet.correction,
             table: ReplicaTable::default(),
             index: PrefixIndex::new(),
             charges: Charges::default(),
             lessons: Lessons::default(),
+            pending: Pending::default(),
+            sizing: Sizing::default(),
             rates: Rates::default(),
             ticked: Moment::default(),
             block_size: count(fleet.engine.block_size).and_then(BlockSize::new),
@@ -85,15 +102,55 @@ impl Gateway {
         self.ticked = now;
         let table = &self.table;
         self.index.retain(|replica| table.by_id(replica).is_some());
+        self.index.shrink(SHRUNK_PER_TICK);
         self.charges.forget_idle(now, self.route.cost.recent_half_life);
         self.lessons.settle(now, table);
         if self.learns_rates {
             self.rates = Rates::merged(self.lessons.learned(), table, now);
         }
+        if self.corrects {
+            self.size();
+        }
     }
 
-    fn record(&mut self, replica: ReplicaId, new: Stretch<'_>) {
+    /// Takes shadows for as large as predictions show their caches to be.
+    fn size(&mut self) {
+        for (replica, learned) in self.lessons.learned() {
+            let share = self.table.by_id(replica).map_or(1.0, |replica| replica.shadow_share);
+            if let Some(share) = self.sizing.judge(replica, &learned.evidence, share) {
+                self.table.set_shadow_share(replica, share);
+                let capacity = self.table.shadow_blocks(replica, self.capacity_blocks);
+                self.index.set_capacity(replica, capacity);
+            }
+        }
+    }
+
+    /// Takes in what the engine found in its cache.
+    fn correct(&mut self, flight: &UnderWay, cached: u32) {
+        let (Some(chosen), Some(chain)) = (flight.chosen(), &flight.decision.chain) else { return };
+        let (replica, predicted) = (chosen.id, chosen.overlap_tokens);
+        if cached < predicted {
+            let blocks = chain.hashes().get(..chosen.held_blocks).unwrap_or_default();
+            if self.pending.concerns(replica, blocks, flight.sent) {
+                return;
+            }
+            let held = (cached / chain.block_size().get()) as usize;
+            self.index.forget_beyond(replica, chain.hashes(), held);
+            self.record(replica, chain, held);
+        }
+        self.lessons.compared(replica, predicted, cached);
+    }
+
+    fn was_computed(&mut self, replica: ReplicaId, first_new: Option<BlockHash>, now: Moment) {
+        if let Some(first) = first_new {
+            self.pending.ended(replica, first, now);
+        }
+    }
+
+    /// Notes that a replica holds what is behind the first `from` blocks of a chain.
+    fn record(&mut self, replica: ReplicaId, chain: &Chain, from: usize) {
         let capacity = self.table.shadow_blocks(replica, self.capacity_blocks);
+        let new = Stretch::of(chain.hashes(), from);
         self.index.record_behind(replica, capacity, new.parent, new.blocks);
     }
 
@@ -127,8 +184,8 @@ impl Gateway {
 impl Router for Gateway {
     fn choose(&mut self, ask: &Ask<'_>) -> Result<usize, String> {
         let now = moment(ask.now);
-        self.index.advance(now);
         self.tick(now);
+        self.index.advance(now);
         let strikes = Strikes::default();
         let chains = [self.chain(ask)];
         let view = View {
@@ -151,14 +208,18 @@ impl Router for Gateway {
         let Some(chosen) = decision.chosen() else {
             return Err(format!("nobody was chosen: {}", decision.reason.as_str()));
         };
-        let (predicted, id) = (chosen.overlap_tokens, chosen.id);
+        let (predicted, id, held) = (chosen.overlap_tokens, chosen.id, chosen.held_blocks);
         self.why = Why { predicted_tokens: Some(predicted), reason: decision.reason.as_str() };
-        if let Some((replica, new)) = decision.new_blocks() {
-            self.record(replica, new);
+        if let Some(chain) = &decision.chain {
+            self.record(id, chain, held);
         }
         let half_life = self.route.cost.recent_half_life;
         self.charges.start(id, decision.charged_tokens(), now, half_life);
-        self.under_way.insert(ask.id, UnderWay { decision, sent: now, began: None });
+        let flight = UnderWay { decision, sent: now, began: None };
+        if let Some(first) = flight.first_new() {
+            self.pending.began(id, first, now);
+        }
+        self.under_way.insert(ask.id, flight);
         Ok(id.slot as usize)
     }
 
@@ -170,6 +231,8 @@ impl Router for Gateway {
         let Some(flight) = self.under_way.get(&id) else { return };
         let Some(replica) = flight.chosen().map(|chosen| chosen.id) else { return };
         self.charges.answer_began(replica, flight.decision.charged_tokens());
+        let first_new = flight.first_new();
+        self.was_computed(replica, first_new, moment(now));
         let began = Some((moment(now), self.neighbours(replica)));
         if let Some(flight) = self.under_way.get_mut(&id) {
             flight.began = began;
@@ -189,6 +252,9 @@ impl Router for Gateway {
             return;
         }
         self.time(&flight, ended, neighbours, now);
+        if let Some(cached) = ended.cached_tokens.filter(|_| self.corrects) {
+            self.correct(&flight, cached);
+        }
         let Some(chain) = &mut flight.decision.chain else { return };
         // The last token of an answer is never computed, so a block that it fills is not cached.
         let size = chain.block_size().get();
@@ -197,8 +263,7 @@ impl Router for Gateway {
         let filled = (tokens / size as usize).saturating_sub(before);
         let filled = ended.answer_blocks.iter().take(filled).copied().map(BlockHash);
         chain.go_on_behind(filled, &[], tokens);
-        let new = Stretch::of(chain.hashes(), before);
-        self.record(replica, new);
+        self.record(replica, chain, before);
     }
 
     /// Those that are not there yet have their places, so that places and replicas have the same numbers.

@@ -9,6 +9,8 @@ mod bounds;
 mod fault;
 mod fleet;
 mod gateway;
+#[cfg(test)]
+mod guards;
 mod policy;
 mod replica;
 mod run;
@@ -115,6 +117,12 @@ pub struct SimulateArgs {
     /// Responses do not say how many tokens were cached.
     #[arg(long)]
     no_usage: bool,
+    /// Warmpath takes replicas to be as fast as `cost` says.
+    #[arg(long)]
+    no_learning: bool,
+    /// Warmpath does not take in what answers say of cached tokens.
+    #[arg(long)]
+    no_correction: bool,
     /// Warmpath's `cost` options as JSON; the replicas' speed is told it in any case.
     #[arg(long, default_value = "{}")]
     cost: String,
@@ -171,7 +179,7 @@ impl SimulateArgs {
         Ok(trace)
     }
 
-    fn fleet(&self) -> Result<FleetConfig, String> {
+    pub(crate) fn fleet(&self) -> Result<FleetConfig, String> {
         if self.replicas == 0 {
             return Err("--replicas: at least one is needed".to_owned());
         }
@@ -192,6 +200,8 @@ impl SimulateArgs {
             engine,
             speeds: self.speeds.clone(),
             route,
+            learn_rates: !self.no_learning,
+            correction: !self.no_correction,
             report_interval,
             report_delay: Duration::from_millis(self.report_delay_ms),
             gateways: self.gateways,

@@ -110,11 +110,6 @@ impl Policy {
         }
     }
 
-    /// Whether it knows what nobody can, so that it is measured against and not compared with.
-    pub fn is_bound(self) -> bool {
-        self == Self::Lookahead
-    }
-
     /// Whether the worker threads of a gateway work with one router rather than one each.
     pub fn is_shared_by_threads(self) -> bool {
         let is_envoys = matches!(

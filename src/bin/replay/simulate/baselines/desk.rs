@@ -8,6 +8,8 @@ use warmpath::mock::scheduler::RequestId;
 pub struct Desk {
     /// The session that asks.
     pub session: String,
+    /// Its number.
+    pub number: usize,
     /// Requests in flight on each replica.
     pub in_flight: Vec<usize>,
     /// Whether each serves.
@@ -23,6 +25,7 @@ impl Desk {
     pub fn new(replicas: usize) -> Self {
         Self {
             session: "session".to_owned(),
+            number: 0,
             in_flight: vec![0; replicas],
             serving: vec![true; replicas],
             next: 0,
@@ -36,7 +39,7 @@ impl Desk {
         self.next += 1;
         let ask = Ask {
             id: RequestId(self.next - 1),
-            session: 0,
+            session: self.number,
             session_name: &self.session,
             blocks,
             block_tokens: 16,

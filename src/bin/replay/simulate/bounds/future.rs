@@ -111,3 +111,43 @@ impl Session {
         self.turns.get(self.next).map_or(Duration::ZERO, |(think, _)| *think)
     }
 }
+
+#[cfg(test)]
+mod tests {
+    use super::super::known::{trace, turn};
+    use super::*;
+
+    const fn at(seconds: u64) -> Duration {
+        Duration::from_secs(seconds)
+    }
+
+    #[test]
+    fn a_block_is_used_again_when_its_session_asks_the_next_turn_that_keeps_it() {
+        // Answers have 100 tokens: two seconds, as far as is known.
+        let turns = vec![turn(0, &[1, 2, 3]), turn(2, &[4]), turn(1, &[5])];
+        let mut future = Future::of(&trace(vec![turns]));
+        future.asked(0, at(10));
+        assert_eq!(future.next_use(1, at(11)), Some(at(11)), "ten of pause and one of the answer");
+        assert_eq!(future.next_use(3, at(11)), None, "the second turn does not keep it");
+        future.answered(0, at(20));
+        assert_eq!(future.next_use(2, at(25)), Some(at(5)));
+        future.asked(0, at(30));
+        assert_eq!(future.next_use(1, at(30)), Some(at(12)));
+        assert_eq!(future.next_use(2, at(30)), None);
+        future.asked(0, at(60));
+        assert_eq!(future.next_use(1, at(60)), None, "that was the last turn");
+        assert_eq!(future.next_use(99, at(60)), None);
+    }
+
+    #[test]
+    fn what_several_share_is_about_to_be_used_until_the_last_has_asked() {
+        let sessions = vec![vec![turn(0, &[1, 2])], vec![turn(0, &[1, 2]), turn(1, &[3])]];
+        let future = Future::of(&trace(sessions));
+        assert_eq!(future.next_use(2, at(9)), Some(Duration::ZERO));
+        assert_eq!(future.next_use(2, at(10)), None, "both have asked at ten");
+        // The second session's next turn comes ten seconds behind its answer, and asks for the first block only.
+        assert_eq!(future.next_use(1, at(21)), Some(Duration::ZERO));
+        assert_eq!(future.next_use(1, at(22)), None);
+        assert!(future.is_own(3, 1) && !future.is_own(3, 0) && !future.is_own(1, 1));
+    }
+}

@@ -5,7 +5,7 @@
 //! because of it, now and later:
 //!
 //! ```text
-//! cost = uncached + lost + 0.1 waiting
+//! cost = uncached + lost + 0.03 waiting
 //! lost = sum over the blocks given up for it of tokens / holders / (1 + gap / stay)
 //! ```
 //!
@@ -13,8 +13,12 @@
 //! where it is never asked for again or where only one session asks for it and another replica has it too; else its
 //! tokens, shared among those that hold it, and less the longer its next use is away (`gap`), since it might be given up
 //! before that in any case: `stay` is how long a block that is not used lasts in the fleet's caches at the pace of new
-//! blocks so far. Load hardly counts: a token that waits there costs a tenth of one to be computed, and nobody gets a
+//! blocks so far. Load hardly counts: a token that waits there costs a thirtieth of one to be computed, and nobody gets a
 //! request who has more than twice the mean in flight, and four more.
+//!
+//! With Mooncake's conversations at half load on eight replicas it hits 16.2 % with caches of a tenth of the working set,
+//! where the best policy hits 14.5; 37.8 with three tenths, where that is 37.6; and 38.3 with all of it, where one policy
+//! that leaves queues alone reaches the ceiling's 38.5.
 //!
 //! It is a reference and no proof. A search over all assignments would do as well or better, and LRU eviction inside the
 //! engines is not its to change. What is proved is [`super::infinite`].
@@ -32,8 +36,9 @@ use std::ops::ControlFlow;
 use std::time::Duration;
 use warmpath::mock::scheduler::RequestId;
 
-/// What a token that waits on a replica costs against one to be computed. At 1 it leaves prefixes as policies do.
-const WAIT_WEIGHT: f64 = 0.1;
+/// What a token that waits on a replica costs against one to be computed. At 0.1 it leaves prefixes so often that online
+/// policies hit more; at 0.01 queues at half load grow until caches are full of what waits.
+const WAIT_WEIGHT: f64 = 0.03;
 
 /// See the module.
 pub struct Lookahead {
@@ -175,5 +180,79 @@ impl Router for Lookahead {
 
     fn cached(&mut self, replica: usize, changes: &[Change], _now: Duration) {
         changes.iter().for_each(|change| self.holders.apply(replica, *change));
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::super::super::baselines::desk::{self, Desk};
+    use super::super::known::{trace, turn};
+    use super::*;
+
+    /// A session's prompt is sent, computed, cached and answered.
+    fn serve(desk: &mut Desk, router: &mut Lookahead, session: usize, blocks: &[u64]) -> usize {
+        desk.number = session;
+        let chosen = desk.ask(router, blocks);
+        let changes: Vec<Change> = blocks.iter().copied().map(Change::Stored).collect();
+        router.cached(chosen, &changes, desk.now);
+        router.ended(RequestId(desk.next - 1), &desk::answered(), desk.now);
+        chosen
+    }
+
+    /// Two replicas of four blocks, one full of a session that goes on, one of a session that does not.
+    fn full() -> (Desk, Lookahead, usize, usize) {
+        let sessions = vec![
+            vec![turn(0, &[1, 2, 3, 4]), turn(4, &[])],
+            vec![turn(0, &[11, 12, 13, 14])],
+            vec![turn(0, &[21, 22, 23, 24])],
+        ];
+        let mut router = Lookahead::new(&trace(sessions), 2, 4);
+        let mut desk = Desk::new(2);
+        desk.now = Duration::from_secs(10);
+        let goes_on = serve(&mut desk, &mut router, 0, &[1, 2, 3, 4]);
+        let is_over = serve(&mut desk, &mut router, 1, &[11, 12, 13, 14]);
+        assert_ne!(goes_on, is_over, "a cold prompt goes where there is room");
+        (desk, router, goes_on, is_over)
+    }
+
+    #[test]
+    fn what_is_never_asked_for_again_makes_room() {
+        let (mut desk, mut router, goes_on, is_over) = full();
+        assert_eq!(serve(&mut desk, &mut router, 2, &[21, 22, 23, 24]), is_over);
+        assert_eq!(serve(&mut desk, &mut router, 0, &[1, 2, 3, 4]), goes_on);
+        assert_eq!(router.why().predicted_tokens, Some(64));
+    }
+
+    #[test]
+    fn a_copy_elsewhere_is_as_good_as_never() {
+        let (mut desk, mut router, goes_on, is_over) = full();
+        let copies: Vec<Change> = [1, 2, 3, 4].map(Change::Stored).to_vec();
+        router.cached(is_over, &copies, desk.now);
+        router.losses.iter_mut().for_each(Vec::clear);
+        desk.in_flight[is_over] = 1;
+        assert_eq!(serve(&mut desk, &mut router, 2, &[21, 22, 23, 24]), goes_on);
+    }
+
+    #[test]
+    fn a_wait_counts_little_and_nobody_gets_far_more_than_the_mean() {
+        let prompt: Vec<u64> = (1..=5).collect();
+        // 81 tokens a prompt, 80 of them cached on the first: worth 2,667 that wait there.
+        for (waiting, in_flight, stays) in
+            [(166, 0, true), (168, 0, false), (0, 8, true), (0, 9, false)]
+        {
+            let sessions = vec![vec![turn(0, &prompt), turn(5, &[])], vec![turn(0, &[])]];
+            let mut router = Lookahead::new(&trace(sessions), 4, 1000);
+            let mut desk = Desk::new(4);
+            let home = serve(&mut desk, &mut router, 0, &prompt);
+            desk.serving = (0..4).map(|replica| replica == home).collect();
+            desk.number = 1;
+            let blocks: Vec<u64> = (100..100 + waiting).collect();
+            desk.ask(&mut router, &blocks);
+            desk.serving = vec![true; 4];
+            desk.in_flight[home] = in_flight;
+            desk.number = 0;
+            let case = format!("{waiting} blocks wait, {in_flight} in flight");
+            assert_eq!(desk.ask(&mut router, &prompt) == home, stays, "{case}");
+        }
     }
 }

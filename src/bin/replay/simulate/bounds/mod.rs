@@ -5,3 +5,6 @@
 mod future;
 pub mod infinite;
 pub mod lookahead;
+
+#[cfg(test)]
+mod known;
