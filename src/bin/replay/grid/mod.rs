@@ -265,7 +265,7 @@ fn pool(cell: Cell, trace: &str, policies: &[Policy], seeds: &[One]) -> Played {
         let seeds = seeds.iter().filter_map(|one| one.policies.get(number));
         let kind = match policy {
             Policy::Warmpath => Kind::Ours,
-            policy if policy.is_bound() => Kind::Bound,
+            Policy::Lookahead => Kind::Bound,
             _ => Kind::Baseline,
         };
         let figures = Figures::of(&seeds.collect::<Vec<_>>());

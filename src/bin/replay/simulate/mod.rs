@@ -231,6 +231,8 @@ impl FleetConfig {
             reconnects: false,
             usage: true,
             faults: Vec::new(),
+            correction: true,
+            learn_rates: true,
         })
     }
 }
