@@ -132,7 +132,11 @@ step_clippy() {
 }
 
 # Everything but the tests that need an Envoy.
-step_unit() { cargo test --features demo --lib --bins --test golden --test golden_apis --test parity --test documents --test fuzz; }
+step_unit() {
+    cargo test --features demo --lib --bins --test golden --test golden_apis --test parity --test documents --test fuzz
+    # Some seconds: the simulation's orders, whatever is tuned.
+    cargo run --quiet --features demo --bin warmpath-replay -- grid --smoke
+}
 
 # What is fuzzed runs as wasm too: stack and pointers are smaller there. The feature leaves the filter's entry points out,
 # which no test runner can link.

@@ -6,7 +6,9 @@
 //! out slow or failed requests. Its own lateness is measured, and a run in which it was late is
 //! a failure.
 
+mod calibrate;
 mod gaps;
+mod grid;
 mod live;
 mod random;
 mod script;
@@ -42,6 +44,10 @@ enum Action {
     Live(LiveArgs),
     /// Play a workload against a fleet in virtual time, under any policy.
     Simulate(simulate::SimulateArgs),
+    /// Play traces under every policy on fleets of several sizes, caches and loads, and say who wins where.
+    Grid(Box<grid::GridArgs>),
+    /// Measure a live engine, fit the simulated one to it, and play one workload on both.
+    Calibrate(calibrate::CalibrateArgs),
     /// Say what a trace is like, and how it is made to fit a fleet.
     Trace(trace::TraceArgs),
     /// Print the table of a file of records.
@@ -132,6 +138,8 @@ async fn main() -> ExitCode {
     let outcome = match Command::parse().action {
         Action::Live(args) => live(args).await,
         Action::Simulate(args) => simulate::run(&args),
+        Action::Grid(args) => grid::run(&args),
+        Action::Calibrate(args) => calibrate::run(&args).await,
         Action::Trace(args) => trace::run(&args),
         Action::Table { file } => table::read(&file).map(|runs| print!("{}", table::render(&runs))),
         Action::Ready { urls, within, containing } => {

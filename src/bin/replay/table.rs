@@ -127,12 +127,14 @@ fn row(run: &Run) -> Vec<String> {
     cells
 }
 
-fn three(quantiles: Quantiles, digits: usize) -> String {
+/// Three quantiles, with so many digits behind the point.
+pub fn three(quantiles: Quantiles, digits: usize) -> String {
     let Quantiles { p50, p90, p99 } = quantiles;
     format!("{p50:.digits$} / {p90:.digits$} / {p99:.digits$}")
 }
 
-fn thousands(number: u64) -> String {
+/// A number with commas.
+pub fn thousands(number: u64) -> String {
     let digits = number.to_string();
     let mut text = String::new();
     for (index, digit) in digits.chars().enumerate() {
@@ -144,8 +146,8 @@ fn thousands(number: u64) -> String {
     text
 }
 
-/// The first column is set to the left, as text is; the others to the right, as numbers are.
-fn align(rows: &[Vec<String>]) -> String {
+/// Rows in columns: the first to the left, as text is, the others to the right, as numbers are.
+pub fn align(rows: &[Vec<String>]) -> String {
     let columns = rows.iter().map(Vec::len).max().unwrap_or_default();
     let width = |column: usize| {
         rows.iter().filter_map(|row| row.get(column)).map(String::len).max().unwrap_or_default()

@@ -20,17 +20,18 @@ use crate::table;
 use crate::trace::load::{self, Limits, Load};
 use crate::trace::{Trace, open};
 use crate::workload::{Plan, Workload};
-use bounds::infinite::Ceiling;
 use clap::Args;
 use fault::Fault;
-use fleet::FleetConfig;
-use policy::Policy;
 use std::fmt::Write as _;
 use std::path::PathBuf;
 use std::time::Duration;
 use warmpath::config::Config;
 use warmpath::mock::engine::EngineConfig;
 use warmpath::route::RouteConfig;
+
+pub use bounds::infinite::Ceiling;
+pub use fleet::FleetConfig;
+pub use policy::Policy;
 
 /// What to simulate. The fleet's defaults are those of `scripts/demo.sh`.
 #[derive(Args)]
@@ -208,6 +209,30 @@ impl SimulateArgs {
             reconnects: self.reconnects,
             usage: !self.no_usage,
             faults: self.faults.clone(),
+        })
+    }
+}
+
+impl FleetConfig {
+    /// Equal replicas behind one gateway, whose Warmpath has its defaults but for what `cost` changes.
+    ///
+    /// # Errors
+    /// When `cost` or the engine's speed is none that Warmpath can be told.
+    pub fn equal(replicas: usize, engine: EngineConfig, cost: &str) -> Result<Self, String> {
+        Ok(Self {
+            replicas,
+            route: route_config(&engine, cost)?,
+            engine,
+            speeds: Vec::new(),
+            report_interval: Duration::from_millis(500),
+            report_delay: Duration::ZERO,
+            gateways: 1,
+            threads: 1,
+            reconnects: false,
+            usage: true,
+            faults: Vec::new(),
+            correction: true,
+            learn_rates: true,
         })
     }
 }
