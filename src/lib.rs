@@ -11,7 +11,7 @@
 //!    [`charge`] what is in flight.
 //!    [`identity`] says whose entries of a cache a request can use at all.
 //! 4. [`score`] is the cost in seconds, and [`route::decide`] the only path from all of these to a
-//!    replica and a reason.
+//!    replica and a reason; where it says that all are overloaded, [`refusal`] is the answer.
 //! 5. [`feedback`] reads the response in passing: what it proves goes back into the index, what it contradicts
 //!    to [`drift`], which says whose prompts are trusted, and how long it took to [`learn`].
 //! 6. [`share`] is how the VMs of one Envoy come to see the same, and [`metrics`] what they count, by the
@@ -22,9 +22,11 @@
 //! replica for tests and demos; of the modules above it shares those that read a prompt, and none
 //! that chooses.
 
-// Only the shell needs `unsafe`: for the clock as a number, and for names that the linker goes by.
+// Only the VM's allocator and the shell need `unsafe`, this for the clock as a number and for names that the linker goes by.
 #![cfg_attr(not(target_family = "wasm"), forbid(unsafe_code))]
 
+#[cfg(target_family = "wasm")]
+mod allocator;
 pub mod budget;
 pub mod charge;
 pub mod classes;
@@ -41,6 +43,7 @@ pub mod metrics;
 #[cfg(all(feature = "demo", not(target_family = "wasm")))]
 pub mod mock;
 pub mod model;
+pub mod refusal;
 pub mod replicas;
 pub mod request;
 pub mod route;

@@ -279,6 +279,42 @@ pub const UNDERPREDICTED_TOKENS: Metric = Metric::counter(
     &["model"],
     "Tokens cached that were not predicted",
 );
+/// How far another policy would have gone elsewhere.
+pub const SHADOW_DECISIONS: Metric = Metric::counter(
+    "warmpath_shadow_decisions_total",
+    &["result"],
+    "Decisions that were made by shadow's policy, too, with no effect: it would have chosen the same replica (agree), or another (differ)",
+);
+/// What each would have found.
+pub const SHADOW_CACHED_TOKENS: Metric = Metric::counter(
+    "warmpath_shadow_cached_tokens_total",
+    &["policy"],
+    "Of those decisions' prompts, tokens predicted to come from the cache of the replica that each of the two policies chose; for shadow's, from the caches as they would be had it chosen all along",
+);
+/// What each would have cost.
+pub const SHADOW_COST_US: Metric = Metric::counter(
+    "warmpath_shadow_cost_us_total",
+    &["policy"],
+    "What those choices cost by the formula, in microseconds; for shadow's, with the requests in flight that it would have sent there",
+);
+/// Choices that proved worse than another.
+pub const REGRET_REQUESTS: Metric = Metric::counter(
+    "warmpath_regret_requests_total",
+    &["reason"],
+    "Successful responses to routed requests, by why most was lost against the best candidate in hindsight (see Regret): stale_claim, queue, load, tie, policy, suspended, retry; none where nothing was; unknown_prompt where the prompt was not matched, untold where the response does not say",
+);
+/// Tokens lost by them.
+pub const REGRET_TOKENS: Metric = Metric::counter(
+    "warmpath_regret_tokens_total",
+    &["reason"],
+    "Tokens that the best candidate in hindsight had cached and the chosen replica had not, each by its reason",
+);
+/// Time lost by them.
+pub const REGRET_US: Metric = Metric::counter(
+    "warmpath_regret_us_total",
+    &["reason"],
+    "Microseconds of cost lost against the best candidate in hindsight, each by its reason",
+);
 /// Chosen is not always served.
 pub const SERVED_ELSEWHERE: Metric = Metric::counter(
     "warmpath_served_elsewhere_total",
@@ -529,6 +565,12 @@ pub const ALL: &[Metric] = &[
     PREDICTION,
     OVERPREDICTED_TOKENS,
     UNDERPREDICTED_TOKENS,
+    SHADOW_DECISIONS,
+    SHADOW_CACHED_TOKENS,
+    SHADOW_COST_US,
+    REGRET_REQUESTS,
+    REGRET_TOKENS,
+    REGRET_US,
     SERVED_ELSEWHERE,
     STRIKES,
     SUSPENSIONS,

@@ -170,6 +170,11 @@ impl Cost {
             + self.eviction
             + self.adapter
     }
+
+    /// What of it passes before the first token.
+    pub fn first_token(&self) -> f64 {
+        self.wait + self.prefill + self.adapter
+    }
 }
 
 impl Signals {
@@ -184,7 +189,8 @@ impl Signals {
         self.unfinished_tokens + self.foreign() * config.mean_uncached_tokens
     }
 
-    fn foreign(&self) -> f64 {
+    /// Requests there that somebody else sent, as far as it reports.
+    pub fn foreign(&self) -> f64 {
         let (running, waiting) = self.reported.unwrap_or_default();
         let own = self.in_flight.max(self.reported_own);
         (running + waiting - own).clamp(0.0, MAX_FOREIGN)

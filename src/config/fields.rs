@@ -203,6 +203,19 @@ impl<'a> Fields<'a> {
         }
     }
 
+    pub(super) fn optional_number(
+        &mut self,
+        key: &'static str,
+        least: f64,
+        most: f64,
+    ) -> Result<Option<f64>, ConfigError> {
+        if self.take(key).is_none() {
+            Ok(None)
+        } else {
+            self.number(key, least, least, most).map(Some)
+        }
+    }
+
     pub(super) fn signed(
         &mut self,
         key: &'static str,

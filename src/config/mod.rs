@@ -10,7 +10,7 @@ mod models;
 use crate::classes::ClassConfig;
 use crate::drift::{DriftConfig, Window};
 use crate::replicas::strikes::PassiveHealth;
-use crate::route::RouteConfig;
+use crate::route::{Policy, RouteConfig};
 use crate::score::CostConfig;
 use crate::share::LAYOUT;
 use fields::{Fields, shown};
@@ -29,6 +29,8 @@ pub struct Config {
     pub clusters: Vec<ClusterConfig>,
     /// How a choice is made.
     pub route: RouteConfig,
+    /// How the second policy would choose.
+    pub shadow: Option<RouteConfig>,
     /// What failures seen in passing do to a replica.
     pub passive_health: PassiveHealth,
     /// Whether replicas are as fast as their streamed answers show.
@@ -135,6 +137,14 @@ impl fmt::Display for ConfigError {
     }
 }
 
+/// The policies by name, the one that is taken where none is named first.
+const POLICIES: &[(&str, Policy)] = &[
+    (Policy::Warmpath.as_str(), Policy::Warmpath),
+    (Policy::LeastLoaded.as_str(), Policy::LeastLoaded),
+    (Policy::PrefixOnly.as_str(), Policy::PrefixOnly),
+    (Policy::RoundRobin.as_str(), Policy::RoundRobin),
+];
+
 /// Each has some ten series per model and VM, of which there are not more than 16,384 in all.
 const MAX_CLASS_NAMES: usize = 256;
 
@@ -189,6 +199,9 @@ pub const OPTIONS: &[(&str, &str, &str)] = &[
     ("class_header", "-", "header name"),
     ("class_names", "[]", "list of text"),
     ("max_classes", "16", "names"),
+    ("policy", "warmpath", "warmpath, least_loaded, prefix_only or round_robin"),
+    ("shadow", "-", "as policy"),
+    ("max_cost_s", "-", "s"),
     ("tie_ms", "5", "ms"),
     ("tie_share", "0.05", "share"),
     ("cost.prefill_tokens_per_s", "8000", "tokens/s"),
@@ -237,17 +250,22 @@ impl Config {
             Some(_) => return Err(error("explain", "expected an object".to_owned())),
             None => None,
         };
+        let route = RouteConfig {
+            policy: root.one_of("policy", POLICIES)?,
+            cost,
+            tie_s: root.number("tie_ms", 5.0, 0.0, 10_000.0)? / 1000.0,
+            tie_share: root.number("tie_share", 0.05, 0.0, 1.0)?,
+            max_cost_s: root.optional_number("max_cost_s", 0.001, 86_400.0)?,
+            stale_after: root.millis("stale_after_ms", 3000, 1, 600_000)?,
+            default_block_size: root.block_size("default_block_size", 16)?,
+        };
+        let shadow = shadow(&mut root, &route)?;
         let config = Self {
             fingerprint: fingerprint(&clusters),
             models,
             clusters,
-            route: RouteConfig {
-                cost,
-                tie_s: root.number("tie_ms", 5.0, 0.0, 10_000.0)? / 1000.0,
-                tie_share: root.number("tie_share", 0.05, 0.0, 1.0)?,
-                stale_after: root.millis("stale_after_ms", 3000, 1, 600_000)?,
-                default_block_size: root.block_size("default_block_size", 16)?,
-            },
+            route,
+            shadow,
             passive_health,
             learn_rates: root.switch_or("learn_rates", true)?,
             correction: root.switch_or("correction", true)?,
@@ -448,6 +466,24 @@ fn drift(fields: &mut Fields<'_>) -> Result<DriftConfig, ConfigError> {
     Ok(config)
 }
 
+/// The same choice by another policy, which turns nobody away.
+fn shadow(
+    fields: &mut Fields<'_>,
+    route: &RouteConfig,
+) -> Result<Option<RouteConfig>, ConfigError> {
+    if fields.take("shadow").is_none() {
+        return Ok(None);
+    }
+    let policy = fields.one_of("shadow", POLICIES)?;
+    if policy == route.policy {
+        return Err(error(
+            &fields.path_of("shadow"),
+            "expected another one than policy".to_owned(),
+        ));
+    }
+    Ok(Some(RouteConfig { policy, max_cost_s: None, ..route.clone() }))
+}
+
 fn classes(fields: &mut Fields<'_>) -> Result<ClassConfig, ConfigError> {
     let header = fields.optional_header("class_header")?;
     let names = fields.texts("class_names")?.unwrap_or_default();
@@ -572,6 +608,18 @@ mod tests {
             "max_classes: expected a whole number from 0 to 256, found 257",
         );
         check_error(
+            &with(r#","policy":"random""#),
+            "policy: expected one of warmpath, least_loaded, prefix_only, round_robin, found \"random\"",
+        );
+        check_error(
+            &with(r#","policy":"round_robin","shadow":"round_robin""#),
+            "shadow: expected another one than policy",
+        );
+        check_error(
+            &with(r#","max_cost_s":0"#),
+            "max_cost_s: expected a number from 0.001 to 86400, found 0",
+        );
+        check_error(
             &with(r#","explain":{"request_header":"a b","secret":"s"}"#),
             "explain.request_header: expected a header name, found \"a b\"",
         );
@@ -679,6 +727,8 @@ mod tests {
             if path.contains('[') || default.is_empty() || *default == "-" {
                 continue;
             }
+            let is_json = serde_json::from_str::<Value>(default).is_ok();
+            let default = if is_json { (*default).to_owned() } else { format!("{default:?}") };
             let option = match path.split_once('.') {
                 Some((group, key)) => format!(r#","{group}":{{"{key}":{default}}}"#),
                 None => format!(r#","{path}":{default}"#),

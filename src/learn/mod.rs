@@ -29,7 +29,7 @@ use crate::replicas::{Moment, ReplicaId, ReplicaTable};
 use hashbrown::HashMap;
 use line::{Line, median};
 use sizing::Evidence;
-use std::collections::VecDeque;
+use std::collections::{BTreeMap, VecDeque};
 use std::time::Duration;
 
 /// Answers that are remembered of each replica and in each VM: 4 KB. Halved, thirds of it are ten answers and medians
@@ -175,7 +175,8 @@ struct Answers {
 /// What one VM learns.
 #[derive(Debug, Default)]
 pub struct Lessons {
-    by_replica: HashMap<ReplicaId, Answers>,
+    /// In an order of its own: sums of points must not depend on a map's seed.
+    by_replica: BTreeMap<ReplicaId, Answers>,
 }
 
 impl Lessons {

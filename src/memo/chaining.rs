@@ -32,10 +32,14 @@ struct Hashing {
     ids: Ids,
     marks: VecDeque<(usize, Mark)>,
     learned: Vec<Entry>,
+    /// What is learned of the text's rest.
+    rest: Option<Entry>,
 }
 
 struct Followed {
     path: Path,
+    /// The key of the text's rest.
+    rest: Option<u128>,
     recalled: Recalled,
     /// How many blocks each chain had at the last mark.
     blocks: Vec<usize>,
@@ -100,12 +104,14 @@ impl Chaining {
         let path =
             Path::new(memo.seed, model.checksum(), adds_special_tokens, &self.chains, encoding);
         encoding.note_marks(model.tokenizer(), super::STRETCH);
-        let recalled = memo.recall(&path, &mut self.chains);
+        let mut recalled = memo.recall(&path, &mut self.chains);
+        let blocks = block_counts(&self.chains);
+        memo.recall_rest(&path, encoding, &mut recalled, &mut self.chains);
         if let Some(mark) = &recalled.mark {
             encoding.go_on_from(mark);
         }
-        let blocks = block_counts(&self.chains);
-        self.followed = Some(Followed { path, recalled, blocks });
+        let rest = path.key_of_rest(encoding, path.keys().len(), path.rest());
+        self.followed = Some(Followed { path, rest, recalled, blocks });
     }
 
     /// Goes on while there is `more` time, and for one step at least. What is known comes with the last. It must be given
@@ -130,7 +136,7 @@ impl Chaining {
                     if ids.unread.is_some() {
                         self.chains.leave_open();
                     }
-                    let hashing = Hashing { ids, marks, learned: Vec::new() };
+                    let hashing = Hashing { ids, marks, learned: Vec::new(), rest: None };
                     self.stage = Stage::Hashing(Box::new(hashing));
                 }
                 Stage::Hashing(_) => {
@@ -150,13 +156,13 @@ impl Chaining {
     fn hash(&mut self, more: More<'_>) -> bool {
         let Self { chains, followed, stage, .. } = self;
         let Stage::Hashing(hashing) = stage else { return true };
-        let Hashing { ids, marks, learned } = &mut **hashing;
+        let Hashing { ids, marks, learned, rest } = &mut **hashing;
         let ids = ids.known.as_slice();
         let Some(followed) = followed else { return chains.go_on(ids, more) };
-        let Followed { path, recalled, blocks } = followed;
+        let Followed { path, recalled, blocks, .. } = followed;
         loop {
             let stretch = recalled.stretches + learned.len();
-            if stretch >= path.keys().len() {
+            if stretch >= path.keys().len() && rest.is_some() {
                 return chains.go_on(ids, more);
             }
             while marks.front().is_some_and(|(of, _)| *of < stretch) {
@@ -164,6 +170,7 @@ impl Chaining {
             }
             let mark = marks.front().filter(|(of, _)| *of == stretch).map(|(_, mark)| *mark);
             let entry = match mark {
+                None if stretch >= path.keys().len() => return chains.go_on(ids, more),
                 None => Entry::default(),
                 Some(mark) => {
                     if !chains.go_on(ids.get(..mark.ids).unwrap_or(ids), more) {
@@ -172,9 +179,13 @@ impl Chaining {
                     let mark = Mark { ids: recalled.tokens() + mark.ids, ..mark };
                     let growth = pack(chains.as_slice(), blocks);
                     *blocks = block_counts(chains);
-                    Entry { mark: Some(mark), growth }
+                    Entry { mark: Some(mark), growth, rest: 0 }
                 }
             };
+            if stretch >= path.keys().len() {
+                *rest = Some(entry);
+                continue;
+            }
             learned.push(entry);
             if learned.len().is_multiple_of(STRETCHES_PER_STEP) && !more() {
                 return false;
@@ -187,14 +198,17 @@ impl Chaining {
         let mut known = Chained { chains, tokens: 0, unread: None, recalled_tokens: None };
         let stage = std::mem::replace(&mut self.stage, Stage::Done);
         let Stage::Hashing(hashing) = stage else { return known };
-        let Hashing { ids, mut learned, .. } = *hashing;
+        let Hashing { ids, mut learned, rest, .. } = *hashing;
         known.tokens = ids.known.len();
         known.unread = ids.unread;
-        if let Some(Followed { path, recalled, .. }) = self.followed.take() {
-            // Behind the last mark there is nothing to go on from.
-            let useful = learned.iter().rposition(|entry| entry.mark.is_some());
-            learned.truncate(useful.map_or(0, |last| last + 1));
-            memo.learn(&path, recalled.stretches, learned);
+        if let Some(Followed { path, rest: key, recalled, .. }) = self.followed.take() {
+            let rest = key.zip(rest);
+            if rest.is_none() {
+                // Behind the last mark there is nothing to go on from.
+                let useful = learned.iter().rposition(|entry| entry.mark.is_some());
+                learned.truncate(useful.map_or(0, |last| last + 1));
+            }
+            memo.learn(&path, recalled.stretches, learned, rest);
             known.tokens += recalled.tokens();
             known.recalled_tokens = Some(recalled.tokens());
         }

@@ -2,8 +2,9 @@
 //!
 //! A rendered text is cut into stretches of [`STRETCH`] bytes. Behind each the memo keeps where the text's ids could last be
 //! cut (a [`Mark`]: behind an added token, or between pieces) and the chains of blocks up to there. The next text that
-//! begins with the same stretches is encoded and hashed from that mark on. What is kept for a token is its share of a
-//! block's hash: half a byte, where its text has four and its id as many.
+//! begins with the same stretches is encoded and hashed from that mark on. What is left of a text behind its stretches has
+//! an entry, too: there, as a rule, a conversation goes on. What is kept for a token is its share of a block's hash: half a
+//! byte, where its text has four and its id as many.
 //!
 //! - A stretch is found by a hash of 128 bits over its bytes and all before it, the model's prepared file, the origin of the
 //!   chains (served name, salt) and their block sizes, seeded by the VM's own number. Texts are not compared: of a
@@ -22,8 +23,8 @@ mod recency;
 pub use chaining::{Chained, Chaining};
 use path::Path;
 
-use crate::tokens::Mark;
 use crate::tokens::blocks::{BlockHash, Chain, Chains};
+use crate::tokens::{Encoding, Mark};
 use recency::Recency;
 
 /// Bytes of text between two entries. Halved, a turn reads a kilobyte less anew, some 20 microseconds, and the memo holds
@@ -37,6 +38,8 @@ struct Entry {
     mark: Option<Mark>,
     /// For each chain the blocks since the entry before, and the tokens after the last of them: see [`pack`].
     growth: Box<[u32]>,
+    /// How long the rest was of the text that last ended behind this stretch, where that rest has an entry.
+    rest: u16,
 }
 
 /// See the module.
@@ -53,6 +56,8 @@ pub struct Memo {
 struct Recalled {
     /// How many of its stretches were known.
     stretches: usize,
+    /// Whether more of it is known, behind them.
+    has_rest: bool,
     /// Where it is to be gone on from, with the number of ids before.
     mark: Option<Mark>,
 }
@@ -87,7 +92,7 @@ impl Memo {
 
     /// Leads the chains, which have no tokens, as far along a path as it is known.
     fn recall(&mut self, path: &Path, chains: &mut Chains) -> Recalled {
-        let mut recalled = Recalled { stretches: 0, mark: None };
+        let mut recalled = Recalled { stretches: 0, has_rest: false, mark: None };
         for key in path.keys() {
             let Some(entry) = self.entries.get(*key) else { break };
             recalled.stretches += 1;
@@ -100,17 +105,50 @@ impl Memo {
         recalled
     }
 
-    /// Learns what is behind the stretches of a path, from one of them on.
-    fn learn(&mut self, path: &Path, from: usize, entries: Vec<Entry>) {
+    /// Leads the chains on to where another text ended that was the same so far, if this one has the same rest.
+    fn recall_rest(
+        &mut self,
+        path: &Path,
+        encoding: &Encoding,
+        recalled: &mut Recalled,
+        chains: &mut Chains,
+    ) {
+        let last = recalled.stretches.checked_sub(1).and_then(|last| path.keys().get(last));
+        let rest = last.and_then(|last| self.entries.get(*last)).map_or(0, |entry| entry.rest);
+        let key = path.key_of_rest(encoding, recalled.stretches, rest.into());
+        let Some(entry) = key.and_then(|key| self.entries.get(key)) else { return };
+        let Some(mark) = entry.mark else { return };
+        unpack(&entry.growth, mark.ids, chains);
+        (recalled.has_rest, recalled.mark) = (true, Some(mark));
+    }
+
+    /// Learns what is behind the stretches of a path, from one of them on, and behind its rest.
+    fn learn(
+        &mut self,
+        path: &Path,
+        from: usize,
+        entries: Vec<Entry>,
+        rest: Option<(u128, Entry)>,
+    ) {
         let learned = entries.len();
         for (key, entry) in path.keys().iter().skip(from).zip(entries) {
-            let bytes = size(&entry);
-            if self.entries.put(*key, entry) {
-                self.bytes += bytes;
-            }
+            self.put(*key, entry);
+        }
+        if let Some((key, entry)) = rest
+            && let Some(last) = path.keys().last().and_then(|last| self.entries.get_mut(*last))
+        {
+            last.rest = u16::try_from(path.rest()).unwrap_or_default();
+            self.put(key, entry);
         }
         self.touch(path, from + learned);
         self.shrink();
+    }
+
+    fn put(&mut self, key: u128, entry: Entry) {
+        let bytes = size(&entry);
+        if self.entries.put(key, entry) {
+            self.bytes += bytes;
+        }
     }
 
     /// Makes the beginning of a path its most recent part.

@@ -40,6 +40,11 @@ impl<T> Recency<T> {
         self.nodes.get(place as usize)?.value.as_ref()
     }
 
+    pub fn get_mut(&mut self, key: u128) -> Option<&mut T> {
+        let place = *self.places.get(&key)?;
+        self.nodes.get_mut(place as usize)?.value.as_mut()
+    }
+
     /// Adds a value as the newest, unless there is one. Whether it did.
     pub fn put(&mut self, key: u128, value: T) -> bool {
         if self.places.contains_key(&key) {

@@ -248,6 +248,56 @@ fn what_stands_behind_a_stretch_may_change_what_stands_before() {
     }
 }
 
+/// Texts of which one ends where the other goes on.
+#[test]
+fn what_a_text_goes_on_with_may_change_what_stands_before() {
+    let ends = [
+        ("<|end|>", "xyz ab cab ab cab ab"),
+        ("<|end|>xyz", "<|en ab cab ab cab ab"),
+        ("wow", "\u{2026} ab wow ab cab ab"),
+        ("wow", "ab wow[pad] ab cab ab"),
+        ("[pad]", "  \u{2003}  \u{2003} \n  ab cab"),
+        ("norm", "al <|end|> ab cab ab cab"),
+    ];
+    let model = plain();
+    let (mut asked, mut recalled) = (0, 0);
+    for (token, behind) in ends {
+        for (end, _) in behind.char_indices() {
+            let before = format!("<|start|>{}<|end|>{}", "a ".repeat(STRETCH / 2), "b ".repeat(60));
+            let text = |behind: &str| json!({"prompt": format!("{before}{token}{behind}")});
+            let (short, long) =
+                (behind.get(..end).expect("a boundary"), format!("{behind}{behind}"));
+            let mut memo = Memo::new(7, PLENTY);
+            // Each goes on where the one before ends.
+            for behind in [short, behind, &long] {
+                let found = check(&model, &mut memo, &text(behind), None);
+                (asked, recalled) = (asked + 1, recalled + usize::from(found > Some(2_000)));
+            }
+        }
+    }
+    assert!(recalled * 2 > asked, "{recalled} of {asked}");
+}
+
+#[test]
+fn a_long_last_message_is_read_once() {
+    for kind in ["plain", "framed"] {
+        let (model, mut memo) = (model_of(kind), Memo::new(7, PLENTY));
+        let mut messages = conversation(1, 1);
+        messages.push(json!({"role": "user", "content": "ab cab ".repeat(1_000)}));
+        let mut body = json!({"messages": messages, "add_special_tokens": true});
+        for answer in ["ab", "cab cab"] {
+            let first = model.ids(&parsed(&body), 0).expect("ids").known.len();
+            check(&model, &mut memo, &body, None);
+            let last = body["messages"].as_array_mut().expect("messages");
+            last.push(json!({"role": "assistant", "content": answer}));
+            last.push(json!({"role": "user", "content": "ab ".repeat(900)}));
+            let recalled = check(&model, &mut memo, &body, None);
+            // The beginning of the answer, and the tokenizer's own end.
+            assert!(recalled >= Some(first - 14), "{kind} {answer}: {recalled:?} of {first}");
+        }
+    }
+}
+
 #[test]
 fn a_text_that_ends_long_after_its_last_token_can_be_gone_on_with() {
     let (model, mut memo) = (plain(), Memo::new(7, PLENTY));

@@ -30,6 +30,24 @@ pub struct ReplicaId {
     pub incarnation: u32,
 }
 
+/// Set in the slot of an imagined identity. No table has so many places.
+const IMAGINED: u32 = 1 << 31;
+
+impl ReplicaId {
+    /// The same replica in a world where another policy had chosen all along: it has other requests in flight there,
+    /// and other blocks in its cache.
+    #[must_use]
+    pub fn imagined(self) -> Self {
+        Self { slot: self.slot | IMAGINED, ..self }
+    }
+
+    /// The replica that there is.
+    #[must_use]
+    pub fn real(self) -> Self {
+        Self { slot: self.slot & !IMAGINED, ..self }
+    }
+}
+
 /// A moment on the monotonic clock that all VMs of one Envoy share, in nanoseconds.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash, PartialOrd, Ord, Default)]
 pub struct Moment(pub u64);
@@ -226,8 +244,9 @@ impl ReplicaTable {
         self.iter().filter(move |replica| replica.cluster == cluster)
     }
 
-    /// The replica with this identity, if it is still that one.
+    /// The replica with this identity, real or imagined, if it is still that one.
     pub fn by_id(&self, id: ReplicaId) -> Option<&Replica> {
+        let id = id.real();
         self.at(id.slot).filter(|replica| replica.id == id)
     }
 

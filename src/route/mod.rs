@@ -3,8 +3,15 @@
 //! [`decide`] is the only path from a prompt's tokens to a replica. It reads values and returns
 //! one; it does not charge, record, count or send anything.
 
+mod guards;
+#[cfg(test)]
+mod herd_tests;
+mod overload;
+mod policy;
 mod reason;
+pub mod regret;
 
+pub use policy::Policy;
 pub use reason::Reason;
 
 use crate::charge::Charges;
@@ -14,21 +21,11 @@ use crate::replicas::strikes::Strikes;
 use crate::replicas::{Health, Moment, Replica, ReplicaId, ReplicaTable};
 use crate::score::{self, Cost, CostConfig, Signals};
 use crate::tokens::blocks::{BlockSize, Chain, ChainSeed};
+use regret::Rivals;
 use std::time::Duration;
-use xxhash_rust::xxh3::xxh3_64_with_seed;
 
 /// Replicas named in the routing header: the choice and two to retry on.
 pub const MAX_RANKED: usize = 3;
-
-/// The head of a prompt that decides among equals. Shorter, and prompts that differ only after a
-/// long system prompt would all go to one replica; longer, and the turns of one conversation
-/// would not meet on theirs while nothing is known of them.
-const RENDEZVOUS_TOKENS: usize = 2048;
-
-/// A replica may win a tie only while its requests in flight are at most this many times the
-/// mean. 1.25 is the bound of "consistent hashing with bounded loads": lower scatters a prefix,
-/// higher lets it pile up.
-const TIE_LOAD_BOUND: f64 = 1.25;
 
 /// Block sizes for which one prompt is hashed: a fleet has one, and two while it is changed. A replica of a further one
 /// goes by load, so that what replicas say of themselves does not multiply the work.
@@ -47,7 +44,7 @@ pub struct Question<'a> {
     pub adapter: Option<u64>,
     /// Most tokens the answer may have, if the request says so.
     pub answer_limit: Option<u32>,
-    /// Decides ties where the prompt cannot: a number that differs between requests.
+    /// The request's number: whose turn it is where replicas take turns, and what decides ties where the prompt cannot.
     pub tie_seed: u64,
 }
 
@@ -97,16 +94,27 @@ pub struct View<'a> {
 /// The parts of the configuration that a decision depends on.
 #[derive(Debug, Clone, PartialEq)]
 pub struct RouteConfig {
+    /// How a replica is chosen.
+    pub policy: Policy,
     /// The formula's coefficients.
     pub cost: CostConfig,
     /// Costs this close are a tie: seconds.
     pub tie_s: f64,
     /// Costs this close are a tie: share of the least.
     pub tie_share: f64,
+    /// Requests are refused where even the least cost is over this: seconds.
+    pub max_cost_s: Option<f64>,
     /// A report older than this is not used.
     pub stale_after: Duration,
     /// Block size of a replica that has not said its own.
     pub default_block_size: BlockSize,
+}
+
+impl RouteConfig {
+    /// How far from the least cost is a tie, in seconds.
+    fn epsilon(&self, least: f64) -> f64 {
+        self.tie_s.max(least * self.tie_share)
+    }
 }
 
 /// One replica, as it was weighed.
@@ -126,8 +134,16 @@ pub struct Candidate {
     pub work: f64,
     /// Such work in front of it.
     pub queued: f64,
-    in_flight: f64,
+    /// What that rests on.
+    signals: Signals,
     block_size: BlockSize,
+}
+
+impl Candidate {
+    /// Requests there: own ones, and those of others that it reports.
+    fn requests(&self) -> f64 {
+        self.signals.in_flight + self.signals.foreign()
+    }
 }
 
 /// The outcome.
@@ -143,12 +159,24 @@ pub struct Decision {
     pub prompt_tokens: u32,
     /// Replicas that might have been chosen but for their failures.
     pub suspended: usize,
+    /// What the others offered.
+    pub rivals: Rivals,
+    /// For [`Reason::Overloaded`]: when the client is told to come back.
+    pub retry_after_s: Option<u64>,
 }
 
 impl Decision {
     /// A decision to leave the choice to Envoy.
     pub fn unrouted(reason: Reason) -> Self {
-        Self { reason, ranked: Vec::new(), chain: None, prompt_tokens: 0, suspended: 0 }
+        Self {
+            reason,
+            ranked: Vec::new(),
+            chain: None,
+            prompt_tokens: 0,
+            suspended: 0,
+            rivals: Rivals::default(),
+            retry_after_s: None,
+        }
     }
 
     /// The choice.
@@ -206,6 +234,21 @@ impl Decision {
 
 /// Decides.
 pub fn decide(config: &RouteConfig, view: &View<'_>, question: &Question<'_>) -> Decision {
+    choose(config, view, question, |id| id)
+}
+
+/// Decides for the replicas' imagined identities: by what would be in flight and cached, had this configuration decided
+/// all along. What replicas report is real all the same, and so is who is ranked.
+pub fn imagine(config: &RouteConfig, view: &View<'_>, question: &Question<'_>) -> Decision {
+    choose(config, view, question, ReplicaId::imagined)
+}
+
+fn choose(
+    config: &RouteConfig,
+    view: &View<'_>,
+    question: &Question<'_>,
+    identity: fn(ReplicaId) -> ReplicaId,
+) -> Decision {
     let serving = match serving(view.table, question) {
         Ok(serving) => serving,
         Err(reason) => return Decision::unrouted(reason),
@@ -230,25 +273,28 @@ pub fn decide(config: &RouteConfig, view: &View<'_>, question: &Question<'_>) ->
     let overlaps: Vec<Overlaps<'_>> =
         chains.iter().map(|chain| view.index.overlaps(chain.hashes())).collect();
     let in_flight: f64 =
-        replicas.iter().map(|replica| f64::from(view.charges.of(replica.id).requests)).sum();
+        replicas.iter().map(|r| f64::from(view.charges.of(identity(r.id)).requests)).sum();
     let request = Request {
         prompt_tokens,
         answer_limit: question.answer_limit,
         adapter: question.adapter,
         neighbours: in_flight / replicas.len() as f64,
+        identity,
     };
     let mut candidates: Vec<Candidate> = replicas
         .iter()
         .map(|replica| weigh(config, view, &request, replica, (chains, &overlaps)))
         .collect();
-    candidates.sort_by(|a, b| a.cost.total().total_cmp(&b.cost.total()));
-    let winner = break_tie(config, &candidates, chains, question.tie_seed);
-    if winner > 0 {
-        // The others keep their order by cost.
-        if let Some(head) = candidates.get_mut(..=winner) {
-            head.rotate_right(1);
-        }
+    guards::relieve(config, &mut candidates);
+    let retry_after_s =
+        overload::retry_after(config.max_cost_s, &candidates, &question.prompt, chains);
+    if retry_after_s.is_some() {
+        return Decision { retry_after_s, ..Decision::unrouted(Reason::Overloaded) };
     }
+    config.policy.rank(config, &mut candidates, chains, question.tie_seed);
+    let suspended_overlap =
+        suspended.iter().map(|r| overlap(config, r, identity(r.id), (chains, &overlaps)).1);
+    let rivals = Rivals::of(&candidates, suspended_overlap.max().unwrap_or(0));
     let best_overlap = candidates.iter().map(|c| c.overlap_tokens).max().unwrap_or(0);
     candidates.truncate(MAX_RANKED);
     let chosen = candidates.first();
@@ -256,7 +302,15 @@ pub fn decide(config: &RouteConfig, view: &View<'_>, question: &Question<'_>) ->
         .and_then(|chosen| chains.iter().find(|chain| chain.block_size() == chosen.block_size))
         .cloned();
     let reason = reason(question, chosen, chain.as_ref(), best_overlap);
-    Decision { reason, ranked: candidates, chain, prompt_tokens, suspended }
+    Decision {
+        reason,
+        ranked: candidates,
+        chain,
+        prompt_tokens,
+        suspended: suspended.len(),
+        rivals,
+        retry_after_s: None,
+    }
 }
 
 /// Who may get it, as far as Envoy and the replicas themselves say.
@@ -286,12 +340,14 @@ fn serving<'a>(
     if serving.is_empty() { Err(Reason::ModelNotServed) } else { Ok(serving) }
 }
 
-/// Those of the first priority that has any which is not suspended, and how many are. Where all
+/// Those of the first priority that has any which is not suspended, and those that are. Where all
 /// are, it is not theirs alone, and being refused by a replica is no worse than being refused here.
-fn unsuspended<'a>(view: &View<'_>, serving: Vec<&'a Replica>) -> (Vec<&'a Replica>, usize) {
-    let bars = |replica: &Replica| view.strikes.of(replica.id).bars(view.now);
-    let free: Vec<&Replica> = serving.iter().filter(|replica| !bars(replica)).copied().collect();
-    let suspended = serving.len() - free.len();
+fn unsuspended<'a>(
+    view: &View<'_>,
+    serving: Vec<&'a Replica>,
+) -> (Vec<&'a Replica>, Vec<&'a Replica>) {
+    let bars = |replica: &&Replica| view.strikes.of(replica.id).bars(view.now);
+    let (suspended, free): (Vec<&Replica>, Vec<&Replica>) = serving.iter().copied().partition(bars);
     let mut candidates = if free.is_empty() { serving } else { free };
     let first = candidates.iter().map(|replica| replica.priority).min().unwrap_or(0);
     candidates.retain(|replica| replica.priority == first);
@@ -320,6 +376,23 @@ struct Request {
     answer_limit: Option<u32>,
     adapter: Option<u64>,
     neighbours: f64,
+    /// By which identity a replica's blocks and requests are known.
+    identity: fn(ReplicaId) -> ReplicaId,
+}
+
+/// How many blocks of the prompt a replica is believed to hold, and how many tokens of it that saves.
+fn overlap(
+    config: &RouteConfig,
+    replica: &Replica,
+    id: ReplicaId,
+    (chains, overlaps): (&[Chain], &[Overlaps<'_>]),
+) -> (usize, u32) {
+    let block_size = replica.block_size.unwrap_or(config.default_block_size);
+    let known = chains.iter().zip(overlaps).find(|(chain, _)| chain.block_size() == block_size);
+    let held_blocks = known.map_or(0, |(_, overlaps)| overlaps.of(id));
+    let reusable = known.map_or(0, |(chain, _)| held_blocks.min(chain.reusable_blocks()));
+    let tokens = u32::try_from(reusable).unwrap_or(u32::MAX).saturating_mul(block_size.get());
+    (held_blocks, tokens)
 }
 
 fn weigh(
@@ -331,14 +404,12 @@ fn weigh(
 ) -> Candidate {
     let block_size = replica.block_size.unwrap_or(config.default_block_size);
     let known = chains.iter().zip(overlaps).find(|(chain, _)| chain.block_size() == block_size);
-    let held_blocks = known.map_or(0, |(_, overlaps)| overlaps.of(replica.id));
-    let reusable = known.map_or(0, |(chain, _)| held_blocks.min(chain.reusable_blocks()));
-    let overlap_tokens =
-        u32::try_from(reusable).unwrap_or(u32::MAX).saturating_mul(block_size.get());
+    let id = (request.identity)(replica.id);
+    let (held_blocks, overlap_tokens) = overlap(config, replica, id, (chains, overlaps));
     let new_blocks = known.map_or(0, |(chain, _)| chain.hashes().len().saturating_sub(held_blocks));
-    let evicted = view.index.would_evict(replica.id, new_blocks);
+    let evicted = view.index.would_evict(id, new_blocks);
     let used = Moment(evicted.used.saturating_mul(1000));
-    let charge = view.charges.of(replica.id);
+    let charge = view.charges.of(id);
     let load = replica.fresh_load(view.now, config.stale_after);
     let signals = Signals {
         prompt_tokens: f64::from(request.prompt_tokens),
@@ -364,44 +435,9 @@ fn weigh(
         cost: score::cost(&config.cost, &signals),
         work: signals.work(&config.cost),
         queued: signals.queued(&config.cost),
-        in_flight: signals.in_flight,
+        signals,
         block_size,
     }
-}
-
-/// The position of the winner among candidates sorted by cost.
-///
-/// Among those within epsilon of the least cost, the ones that must compute least stay (waiting
-/// for a prefix that is being computed beats computing it a second time at the same price), and
-/// of these the one with the highest hash of (replica, head of the prompt) wins, so that every VM
-/// and every gateway picks the same one. A replica that already has far more than its share of
-/// requests may not win.
-fn break_tie(
-    config: &RouteConfig,
-    candidates: &[Candidate],
-    chains: &[Chain],
-    tie_seed: u64,
-) -> usize {
-    let Some(best) = candidates.first().map(|c| c.cost.total()) else { return 0 };
-    let epsilon = config.tie_s.max(best * config.tie_share);
-    let tied: Vec<usize> = (0..candidates.len())
-        .filter(|&i| candidates.get(i).is_some_and(|c| c.cost.total() <= best + epsilon))
-        .collect();
-    let prefill = |i: &usize| candidates.get(*i).map_or(f64::INFINITY, |c| c.cost.prefill);
-    let least = tied.iter().map(prefill).fold(f64::INFINITY, f64::min);
-    let tied: Vec<usize> = tied.into_iter().filter(|i| prefill(i) <= least + epsilon).collect();
-    let total: f64 = candidates.iter().map(|c| c.in_flight).sum();
-    let bound = ((total + 1.0) / candidates.len() as f64 * TIE_LOAD_BOUND).ceil();
-    let rank = |i: &usize| {
-        let Some(candidate) = candidates.get(*i) else { return (false, 0) };
-        let key = chains
-            .iter()
-            .find(|chain| chain.block_size() == candidate.block_size)
-            .and_then(|chain| chain.block_at(RENDEZVOUS_TOKENS))
-            .map_or(tie_seed, |hash| hash.0);
-        (candidate.in_flight < bound, xxh3_64_with_seed(candidate.address.as_bytes(), key))
-    };
-    tied.iter().copied().max_by_key(rank).unwrap_or(0)
 }
 
 fn reason(
@@ -431,23 +467,26 @@ mod tests {
     use crate::replicas::{Load, Member};
     use crate::tokens::blocks::Chains;
 
-    struct Fleet {
-        config: RouteConfig,
-        table: ReplicaTable,
-        index: PrefixIndex,
-        charges: Charges,
-        strikes: Strikes,
+    pub(super) struct Fleet {
+        pub(super) config: RouteConfig,
+        pub(super) table: ReplicaTable,
+        pub(super) index: PrefixIndex,
+        pub(super) charges: Charges,
+        pub(super) strikes: Strikes,
         rates: Rates,
-        now: Moment,
+        pub(super) answer_limit: Option<u32>,
+        pub(super) now: Moment,
     }
 
-    fn fleet(replicas: usize) -> Fleet {
+    pub(super) fn fleet(replicas: usize) -> Fleet {
         let members: Vec<Member> =
             (0..replicas).map(|n| Member::healthy(format!("10.0.0.{n}:80"))).collect();
         let mut table = ReplicaTable::default();
         table.set_members("pool", &members);
         Fleet {
             config: RouteConfig {
+                policy: Policy::default(),
+                max_cost_s: None,
                 cost: CostConfig::default(),
                 tie_s: 0.005,
                 tie_share: 0.05,
@@ -459,17 +498,27 @@ mod tests {
             charges: Charges::default(),
             rates: Rates::default(),
             strikes: Strikes::default(),
+            answer_limit: Some(8),
             now: Moment::default().plus(Duration::from_secs(100)),
         }
     }
 
     impl Fleet {
-        fn ask(&self, tokens: &[u32]) -> Decision {
+        pub(super) fn ask(&self, tokens: &[u32]) -> Decision {
             let seed = ChainSeed::new("m", None);
             self.decide(PromptKnowledge::Tokens { tokens, seed }, 0)
         }
 
-        fn decide(&self, prompt: PromptKnowledge<'_>, tie_seed: u64) -> Decision {
+        pub(super) fn decide(&self, prompt: PromptKnowledge<'_>, tie_seed: u64) -> Decision {
+            self.with(prompt, tie_seed, |view, question| decide(&self.config, view, question))
+        }
+
+        fn with<T>(
+            &self,
+            prompt: PromptKnowledge<'_>,
+            tie_seed: u64,
+            act: impl FnOnce(&View<'_>, &Question<'_>) -> T,
+        ) -> T {
             let view = View {
                 table: &self.table,
                 index: &self.index,
@@ -483,28 +532,38 @@ mod tests {
                 model_names: &[],
                 prompt,
                 adapter: None,
-                answer_limit: Some(8),
+                answer_limit: self.answer_limit,
                 tie_seed,
             };
-            decide(&self.config, &view, &question)
+            act(&view, &question)
         }
 
-        fn apply(&mut self, decision: &Decision) {
+        pub(super) fn apply(&mut self, decision: &Decision) {
             if let Some((id, new)) = decision.new_blocks() {
                 self.index.record_behind(id, 10_000, new.parent, new.blocks);
             }
             let half_life = self.config.cost.recent_half_life;
-            let uncached = decision.uncached_tokens();
+            let uncached = decision.charged_tokens();
             self.charges.start(decision.chosen().unwrap().id, uncached, self.now, half_life);
         }
 
-        fn finish(&mut self, decision: &Decision) {
+        pub(super) fn finish(&mut self, decision: &Decision) {
             let id = decision.chosen().unwrap().id;
-            self.charges.answer_began(id, decision.uncached_tokens());
+            self.charges.answer_began(id, decision.charged_tokens());
             self.charges.end(id);
         }
 
-        fn slot(&mut self, slot: u32, change: impl FnOnce(&mut Replica)) {
+        /// A prompt whose first tokens are known, and of which `unread` more are guessed.
+        pub(super) fn ask_open(&self, tokens: &[u32], unread: u32) -> Decision {
+            let size = self.config.default_block_size;
+            let mut chains = Chains::new(ChainSeed::new("m", None), &[size]);
+            chains.leave_open();
+            chains.go_on(tokens, &mut || true);
+            let prompt_tokens = tokens.len() as u32 + unread;
+            self.decide(PromptKnowledge::Hashed { prompt_tokens, chains: chains.as_slice() }, 0)
+        }
+
+        pub(super) fn slot(&mut self, slot: u32, change: impl FnOnce(&mut Replica)) {
             let mut places: Vec<(u32, Option<Replica>)> =
                 self.table.places().map(|(n, replica)| (n, replica.cloned())).collect();
             change(places[slot as usize].1.as_mut().unwrap());
@@ -512,11 +571,11 @@ mod tests {
         }
     }
 
-    fn prompt(kind: u32, tokens: u32) -> Vec<u32> {
+    pub(super) fn prompt(kind: u32, tokens: u32) -> Vec<u32> {
         (0..tokens).map(|n| kind * 100_000 + n).collect()
     }
 
-    fn chosen(decision: &Decision) -> u32 {
+    pub(super) fn chosen(decision: &Decision) -> u32 {
         decision.chosen().unwrap().id.slot
     }
 
@@ -534,29 +593,19 @@ mod tests {
         assert_eq!(second.uncached_tokens(), 108);
     }
 
-    /// A prompt whose first tokens are known, and of which `unread` more are guessed.
-    fn ask_open(fleet: &Fleet, tokens: &[u32], unread: u32) -> Decision {
-        let size = fleet.config.default_block_size;
-        let mut chains = Chains::new(ChainSeed::new("m", None), &[size]);
-        chains.leave_open();
-        chains.go_on(tokens, &mut || true);
-        let prompt_tokens = tokens.len() as u32 + unread;
-        fleet.decide(PromptKnowledge::Hashed { prompt_tokens, chains: chains.as_slice() }, 0)
-    }
-
     #[test]
     fn a_prompt_known_in_part_is_routed_by_its_head() {
         let mut fleet = fleet(4);
         let first = fleet.ask(&prompt(1, 1000));
         fleet.apply(&first);
         fleet.finish(&first);
-        let open = ask_open(&fleet, &prompt(1, 992), 500);
+        let open = fleet.ask_open(&prompt(1, 992), 500);
         assert_eq!((open.reason, chosen(&open)), (Reason::Prefix, chosen(&first)));
         assert_eq!(open.chosen().unwrap().overlap_tokens, 992);
         assert_eq!(open.uncached_tokens(), 500);
         assert!(open.explain().contains("prompt_tokens=1492, known_tokens=992;"));
-        assert_eq!(ask_open(&fleet, &prompt(2, 992), 500).reason, Reason::Cold);
-        assert_eq!(ask_open(&fleet, &prompt(1, 15), 500).reason, Reason::UnsupportedPrompt);
+        assert_eq!(fleet.ask_open(&prompt(2, 992), 500).reason, Reason::Cold);
+        assert_eq!(fleet.ask_open(&prompt(1, 15), 500).reason, Reason::UnsupportedPrompt);
     }
 
     #[test]
@@ -823,6 +872,29 @@ mod tests {
             fleet.slot(slot, |replica| replica.health = Health::Draining);
         }
         assert_eq!(fleet.ask(&tokens).chosen().unwrap().id, beyond);
+    }
+
+    #[test]
+    fn what_is_imagined_goes_by_its_own_caches_and_queues() {
+        let mut fleet = fleet(2);
+        let (tokens, seed) = (prompt(1, 1000), ChainSeed::new("m", None));
+        let [first, second] = [0, 1].map(|slot| fleet.table.at(slot).unwrap().id);
+        let chain = Chain::new(seed, BlockSize::new(16).unwrap(), &tokens);
+        fleet.index.record(first, 1000, chain.hashes());
+        fleet.index.record(second.imagined(), 1000, &chain.hashes()[..50]);
+        let choices = |fleet: &Fleet, policy| {
+            let config = RouteConfig { policy, ..fleet.config.clone() };
+            let prompt = PromptKnowledge::Tokens { tokens: &tokens, seed };
+            let made = fleet.decide(prompt, 0);
+            let imagined = fleet.with(prompt, 0, |view, question| imagine(&config, view, question));
+            let overlap = |decision: &Decision| decision.chosen().unwrap().overlap_tokens;
+            (chosen(&made), overlap(&made), chosen(&imagined), overlap(&imagined))
+        };
+        assert_eq!(choices(&fleet, Policy::PrefixOnly), (0, 992, 1, 800));
+        fleet.charges.start(second.imagined(), 0, fleet.now, Duration::from_secs(5));
+        assert_eq!(choices(&fleet, Policy::LeastLoaded), (0, 992, 0, 0));
+        fleet.charges.start(first, 80_000, fleet.now, Duration::from_secs(5));
+        assert_eq!(choices(&fleet, Policy::LeastLoaded), (1, 0, 0, 0));
     }
 
     #[test]

@@ -13,7 +13,8 @@ pub enum Reason {
     Prefix,
     /// Nobody holds any of its prefix: to the least costly.
     Cold,
-    /// Somebody holds part of it, but waiting there costs more than computing it elsewhere.
+    /// Somebody holds part of it, but waiting there costs more than computing it elsewhere; or another policy than
+    /// [`super::Policy::Warmpath`] went elsewhere.
     PrefixBusy,
     /// Under one block, so nothing can be cached: to the least costly.
     ShortPrompt,
@@ -59,6 +60,8 @@ pub enum Reason {
     NoHealthyReplica,
     /// To Envoy's own policy: no replica serves the model.
     ModelNotServed,
+    /// Nowhere: even the least cost is over `max_cost_s`; answered with 429.
+    Overloaded,
     /// To Envoy's own policy: a call to the host failed.
     HostError,
     /// Nowhere: the client left, or Envoy answered, before the request could go on.
@@ -67,7 +70,7 @@ pub enum Reason {
 
 impl Reason {
     /// All reasons, in the order of their declaration.
-    pub const ALL: [Self; 27] = [
+    pub const ALL: [Self; 28] = [
         Self::Prefix,
         Self::Cold,
         Self::PrefixBusy,
@@ -93,6 +96,7 @@ impl Reason {
         Self::NoReplicas,
         Self::NoHealthyReplica,
         Self::ModelNotServed,
+        Self::Overloaded,
         Self::HostError,
         Self::ClientLeft,
     ];
@@ -125,6 +129,7 @@ impl Reason {
             Self::NoReplicas => "no_replicas",
             Self::NoHealthyReplica => "no_healthy_replica",
             Self::ModelNotServed => "model_not_served",
+            Self::Overloaded => "overloaded",
             Self::HostError => "host_error",
             Self::ClientLeft => "client_left",
         }

@@ -378,7 +378,10 @@ impl<S: Store> Link<S> {
         self.index.retain(|replica| table.by_id(replica).is_some());
         let default = self.config.default_capacity_blocks;
         for replica in table.iter() {
-            self.index.set_capacity(replica.id, table.shadow_blocks(replica.id, default));
+            let capacity = table.shadow_blocks(replica.id, default);
+            for id in [replica.id, replica.id.imagined()] {
+                self.index.set_capacity(id, capacity);
+            }
         }
     }
 
@@ -837,6 +840,29 @@ mod tests {
         envoy.route(2, 0, 5);
         (0..3).for_each(|_| envoy.tick());
         envoy.check_all_see(0, 5, PROMPT_BLOCKS as usize);
+    }
+
+    #[test]
+    fn what_a_replica_would_hold_is_told_and_handed_on_and_is_not_what_it_holds() {
+        let mut envoy = Envoy::new(2);
+        let (replica, blocks) = (envoy.replica(0), prompt_blocks(7));
+        let imagined = replica.imagined();
+        envoy.links[1].record(Record::of(Fate::Held, imagined, &blocks, 0));
+        envoy.links[1].charge(imagined, 100, envoy.now);
+        envoy.tick();
+        envoy.start();
+        envoy.until_taken(|_, _| {});
+        for link in &envoy.links {
+            let held = |id| link.index().overlap_blocks(id, &blocks);
+            assert_eq!((held(replica), held(imagined)), (0, blocks.len()));
+            let charges = link.all_charges(envoy.now);
+            assert_eq!((charges.of(replica).requests, charges.of(imagined).requests), (0, 1));
+        }
+        assert!(envoy.counts.iter().all(|counts| counts.orphaned == 0));
+        // Of a replica that is no more, nothing is imagined either.
+        let table = ReplicaTable::default();
+        envoy.links[0].take_table(table);
+        assert_eq!(envoy.links[0].index().overlap_blocks(imagined, &blocks), 0);
     }
 
     #[test]

@@ -125,6 +125,7 @@ impl<S: Store> Link<S> {
     /// Whether a replica is not in the table yet: a record of it can be read before the table in
     /// which its writer found it.
     pub(super) fn is_unheard_of(&self, replica: ReplicaId) -> bool {
+        let replica = replica.real();
         let place = self.table.places().nth(replica.slot as usize);
         // Incarnations wrap.
         place.is_none_or(|(known, _)| replica.incarnation.wrapping_sub(known).cast_signed() > 0)

@@ -22,6 +22,16 @@ const MONOTONIC: u32 = 1;
 #[expect(unsafe_code, reason = "the SDK's binding panics on any status that it does not expect")]
 unsafe extern "C" {
     fn proxy_continue_stream(stream: u32) -> u32;
+    fn proxy_send_local_response(
+        status: u32,
+        details: *const u8,
+        details_size: usize,
+        body: *const u8,
+        body_size: usize,
+        headers: *const u8,
+        headers_size: usize,
+        grpc_status: i32,
+    ) -> u32;
 }
 
 const HTTP_REQUEST: u32 = 0;
@@ -180,6 +190,42 @@ pub fn set_context(id: u32) -> bool {
 pub fn resume_request() {
     #[expect(unsafe_code, reason = "the host is given one number")]
     let _status = unsafe { proxy_continue_stream(HTTP_REQUEST) };
+}
+
+/// Answers the request in the place of a replica. Whether that will be.
+pub fn answer(status: u16, headers: &[(&str, &str)], body: &[u8]) -> bool {
+    let (headers, details) = (header_map(headers), b"warmpath_overloaded");
+    #[expect(unsafe_code, reason = "the host reads what these point to, and copies it")]
+    let status = unsafe {
+        proxy_send_local_response(
+            status.into(),
+            details.as_ptr(),
+            details.len(),
+            body.as_ptr(),
+            body.len(),
+            headers.as_ptr(),
+            headers.len(),
+            NO_GRPC_STATUS,
+        )
+    };
+    status == 0
+}
+
+const NO_GRPC_STATUS: i32 = -1;
+
+/// Headers as the host reads them: their number, the lengths of each, then each with a zero behind it.
+fn header_map(headers: &[(&str, &str)]) -> Vec<u8> {
+    let length = |text: &str| u32::try_from(text.len()).unwrap_or(u32::MAX).to_le_bytes();
+    let mut bytes = u32::try_from(headers.len()).unwrap_or(u32::MAX).to_le_bytes().to_vec();
+    for (name, value) in headers {
+        bytes.extend(length(name));
+        bytes.extend(length(value));
+    }
+    for text in headers.iter().flat_map(|(name, value)| [name, value]) {
+        bytes.extend(text.as_bytes());
+        bytes.push(0);
+    }
+    bytes
 }
 
 /// Asks for a tick at this interval.

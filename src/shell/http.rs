@@ -31,6 +31,8 @@ enum Phase {
     Holding { api: Api, cluster: String, held: usize, room: usize },
     /// The body is complete, and still held while the prompt is read: in a callback of this request or on ticks.
     Reading { api: Api, turn: Rc<RefCell<Turn>> },
+    /// The request was answered here, and goes nowhere.
+    Refused,
     /// The request has gone on.
     Sent { api: Api, routed: Box<Routed> },
 }
@@ -162,8 +164,10 @@ impl Stream {
     /// Lets the request go, decided.
     fn go(&mut self) -> Action {
         self.settle();
-        if matches!(self.phase, Phase::Reading { .. }) {
-            self.unrouted(Reason::HostError);
+        match self.phase {
+            Phase::Reading { .. } => self.unrouted(Reason::HostError),
+            Phase::Refused => return Action::Pause,
+            _ => {}
         }
         Action::Continue
     }
@@ -172,11 +176,12 @@ impl Stream {
     fn settle(&mut self) {
         let Phase::Reading { api, turn } = &self.phase else { return };
         let api = *api;
-        let Some(outcome) = turn.try_borrow_mut().ok().and_then(|mut turn| turn.take_outcome())
-        else {
-            return;
-        };
+        let Ok(mut turn) = turn.try_borrow_mut() else { return };
+        let Some(outcome) = turn.take_outcome() else { return };
+        let is_answered = turn.is_answered();
+        drop(turn);
         self.phase = match outcome {
+            Err(_) if is_answered => Phase::Refused,
             Err(_) => Phase::Idle,
             Ok(routed) => {
                 if self.wants_explain {
@@ -243,7 +248,7 @@ impl Stream {
     fn while_read(&mut self) -> Action {
         self.settle();
         match &self.phase {
-            Phase::Reading { .. } => Action::Pause,
+            Phase::Reading { .. } | Phase::Refused => Action::Pause,
             _ => Action::Continue,
         }
     }

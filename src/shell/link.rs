@@ -7,7 +7,7 @@ use super::{host, meters};
 use crate::config::Config;
 use crate::metrics;
 use crate::replicas::Moment;
-use crate::route::{Decision, View};
+use crate::route::View;
 use crate::share::lease;
 use crate::share::link::LinkConfig;
 use crate::share::store::Store;
@@ -61,7 +61,7 @@ pub fn lease(name: &str, fingerprint: u64, vm: u64, term: Duration) -> SharedLea
 
 impl Link {
     /// Calls `decide` with the present picture.
-    pub fn decide(&self, now: Moment, decide: impl FnOnce(&View<'_>) -> Decision) -> Decision {
+    pub fn decide<T>(&self, now: Moment, decide: impl FnOnce(&View<'_>) -> T) -> T {
         let charges = self.all_charges(now);
         let strikes = self.all_strikes();
         let (table, index) = (self.table(), self.index());

@@ -20,6 +20,7 @@ mod reading;
 mod root;
 mod routed;
 mod seat;
+mod shadow;
 #[cfg(feature = "trap")]
 mod trap;
 mod trust;

@@ -5,7 +5,7 @@
 //! others lie in Envoy's buffers until it is their turn. It weighs nothing: that is [`super::routed`]'s part.
 
 use super::root::Shared;
-use super::routed::{Held, Routed};
+use super::routed::{Held, Routed, Unrouted};
 use super::{classes, host, meters};
 use crate::budget::{Account, OverBudget, Rates, Step};
 use crate::classes::Class;
@@ -14,6 +14,7 @@ use crate::identity::{Identity, Tenant};
 use crate::memo::{Chained, Chaining, Memo};
 use crate::metrics;
 use crate::model::{Model, Reading};
+use crate::refusal;
 use crate::replicas::Moment;
 use crate::request::{self, Api, Input, Prompt};
 use crate::route::{self, Reason};
@@ -52,7 +53,9 @@ pub struct Turn {
     account: Account,
     next: Option<(Step, usize)>,
     stage: Stage,
-    outcome: Option<Result<Routed, Reason>>,
+    outcome: Option<Result<Routed, Unrouted>>,
+    /// Whether the request was answered here.
+    is_answered: bool,
 }
 
 enum Stage {
@@ -160,12 +163,18 @@ impl Turn {
             next: None,
             stage,
             outcome: None,
+            is_answered: false,
         }
     }
 
     /// The outcome, once.
-    pub fn take_outcome(&mut self) -> Option<Result<Routed, Reason>> {
+    pub fn take_outcome(&mut self) -> Option<Result<Routed, Unrouted>> {
         self.outcome.take()
+    }
+
+    /// Whether there is nothing to let go, because the request was answered here.
+    pub fn is_answered(&self) -> bool {
+        self.is_answered
     }
 
     /// Decides without a prompt.
@@ -309,11 +318,21 @@ impl Turn {
         meters::record_us(&metrics::DECISION, &[], host::now().since(began));
         let reason = match &outcome {
             Ok(routed) => routed.decision().reason,
-            Err(reason) => *reason,
+            Err(unrouted) => unrouted.reason,
         };
+        if let Err(Unrouted { retry_after_s: Some(seconds), .. }) = &outcome {
+            self.is_answered = refuse(api, *seconds);
+        }
         meters::add(&metrics::REQUESTS, &[reason.as_str()], 1);
         self.outcome = Some(outcome);
     }
+}
+
+/// Answers that all replicas are overloaded. Where even that fails, Envoy chooses.
+fn refuse(api: Api, retry_after_s: u64) -> bool {
+    let seconds = retry_after_s.to_string();
+    let headers = [("content-type", "application/json"), ("retry-after", seconds.as_str())];
+    host::answer(refusal::STATUS, &headers, refusal::body(api).as_bytes())
 }
 
 /// Counts what the memo knew.
@@ -365,7 +384,9 @@ impl Shared<'_> {
             }
             if turn.go_on(self, host::now(), &mut more) {
                 self.queue.turns.pop_front();
-                host::resume_request();
+                if !turn.is_answered() {
+                    host::resume_request();
+                }
             }
             if !more() {
                 break;

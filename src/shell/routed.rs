@@ -8,6 +8,7 @@ use super::kept::Kept;
 use super::oracle::Question as Asking;
 use super::reading::{Known, until};
 use super::root::Shared;
+use super::shadow::Shadow;
 use super::{ROUTING_HEADER, host, meters};
 use crate::classes::Label;
 use crate::config::ModelConfig;
@@ -21,6 +22,7 @@ use crate::model::Model;
 use crate::replicas::attempts::{Attempts, Seen};
 use crate::replicas::{Moment, ReplicaId};
 use crate::request::Prompt;
+use crate::route::regret::{Loss, Regret, Turnout};
 use crate::route::{self, Decision, PromptKnowledge, Question, Reason};
 use crate::score::Signals;
 use crate::share::log::{Fate, Record};
@@ -46,6 +48,19 @@ pub struct Held<'a> {
     pub began: Moment,
 }
 
+/// Why a request is not routed.
+pub struct Unrouted {
+    pub reason: Reason,
+    /// When the client is told to come back, where nobody is to get the request.
+    pub retry_after_s: Option<u64>,
+}
+
+impl From<Reason> for Unrouted {
+    fn from(reason: Reason) -> Self {
+        Self { reason, retry_after_s: None }
+    }
+}
+
 /// See the module.
 pub struct Routed {
     replica: ReplicaId,
@@ -67,6 +82,8 @@ pub struct Routed {
     served_elsewhere: bool,
     /// The suspended replica that this request tries out.
     probe: Option<ReplicaId>,
+    /// The choice that was only counted.
+    shadow: Option<Shadow>,
 }
 
 /// What is remembered of a prompt.
@@ -88,21 +105,25 @@ struct PromptFacts {
 
 impl Routed {
     /// Decides, sets the header, charges the choice and records its blocks. An error leaves the
-    /// choice to Envoy.
-    pub fn new(shared: &mut Shared<'_>, held: Held<'_>) -> Result<Self, Reason> {
+    /// choice to Envoy, unless it says when to come back.
+    pub fn new(shared: &mut Shared<'_>, held: Held<'_>) -> Result<Self, Unrouted> {
         shared.fleet.has_traffic = true;
         shared.fleet.streams = shared.fleet.streams.wrapping_add(1);
         let now = host::now();
         shared.fleet.link.refresh(now);
-        let mut decision = decide(shared, &held, now);
-        let Some(chosen) = decision.chosen() else { return Err(decision.reason) };
+        let (mut decision, imagined) = decide(shared, &held, now);
+        let Decision { reason, retry_after_s, .. } = decision;
+        let Some(chosen) = decision.chosen() else {
+            return Err(Unrouted { reason, retry_after_s });
+        };
         if !host::set_request_header(ROUTING_HEADER, &decision.header()) {
-            return Err(Reason::HostError);
+            return Err(Reason::HostError.into());
         }
         let (replica, address) = (chosen.id, chosen.address.clone());
         let recorded = record_new(shared, &decision);
         shared.fleet.link.charge(replica, decision.charged_tokens(), now);
         let probe = shared.fleet.link.probe_began(replica, now).then_some(replica);
+        let shadow = Shadow::began(shared, &decision, imagined, now);
         shared.fleet.link.publish(now);
         let proven = is_proven(shared, &decision, now);
         let body_bytes = held.body_bytes;
@@ -125,13 +146,14 @@ impl Routed {
             prompt,
             began: held.began,
             sent: now,
-            first_token: None,
             is_retried: false,
             tokens_charged: true,
             recorded,
             _kept: kept,
             served_elsewhere: false,
+            first_token: None,
             probe,
+            shadow,
         })
     }
 
@@ -227,6 +249,9 @@ impl Routed {
             return;
         }
         shared.fleet.link.answer_began(self.replica, self.decision.charged_tokens());
+        if let Some(shadow) = &mut self.shadow {
+            shadow.answer_began(shared);
+        }
         // Of an answer that comes whole the end comes at once and tells this, too; should it not, the next tick does.
         if streamed {
             let now = host::now();
@@ -255,11 +280,17 @@ impl Routed {
         }
         let in_flight = shared.fleet.link.in_flight(self.replica);
         shared.fleet.link.release(self.replica);
+        if let Some(shadow) = &mut self.shadow {
+            shadow.ended(shared);
+        }
         self.end_probe(shared);
         // An engine that answers with an error has not computed the prompt. One whose client left
         // before any answer may have, and keeps what it has.
         if class.is_some() && status.is_some() {
             self.take_back(shared);
+            if let (Some(shadow), Some(chain)) = (&self.shadow, &self.decision.chain) {
+                shadow.take_back(shared, chain);
+            }
         }
         let (now, mut notice) = (host::now(), None);
         self.was_computed(shared, now);
@@ -270,6 +301,7 @@ impl Routed {
             }
             self.learn(shared, feedback, now);
             if class.is_none() {
+                self.count_regret(shared, feedback);
                 self.remember(shared, feedback, now);
                 let result = self.time(shared, feedback, in_flight.saturating_sub(1), now);
                 meters::add(&metrics::RATE_SAMPLES, &[result], 1);
@@ -406,6 +438,9 @@ impl Routed {
         if chain.hashes().len() > before {
             let record = Record::of(Fate::Held, self.replica, chain.hashes(), before);
             shared.fleet.link.record(record);
+            if let Some(shadow) = &self.shadow {
+                shadow.learn(shared, chain, before);
+            }
         }
     }
 
@@ -457,6 +492,30 @@ impl Routed {
         if let Some(last) = last.filter(|_| is_complete) {
             let at = at(shared, self.replica, now);
             shared.fleet.trust.evidence.note(&at, *last);
+        }
+    }
+
+    /// Counts what the choice lost, as far as the response tells.
+    fn count_regret(&self, shared: &Shared<'_>, feedback: &Feedback) {
+        let is_comparable = self.prompt.as_ref().is_some_and(|prompt| prompt.usage_is_comparable);
+        let turnout = Turnout {
+            cached_tokens: feedback.usage().filter(|_| is_comparable).and_then(|u| u.cached_tokens),
+            first_token: self.first_token.map(|(at, _)| at.since(self.sent)),
+            is_elsewhere: self.served_elsewhere,
+        };
+        let regret = self.decision.regret(&shared.config.route, &turnout);
+        let reason = match &regret {
+            Some(regret) => regret.main().map_or("none", Loss::as_str),
+            None if self.decision.chain.is_some() => "untold",
+            None => "unknown_prompt",
+        };
+        meters::add(&metrics::REGRET_REQUESTS, &[reason], 1);
+        let Regret { tokens, seconds } = regret.unwrap_or_default();
+        for (loss, tokens) in tokens {
+            meters::add(&metrics::REGRET_TOKENS, &[loss.as_str()], tokens.into());
+        }
+        for (loss, seconds) in seconds {
+            meters::add(&metrics::REGRET_US, &[loss.as_str()], (seconds * 1e6) as u64);
         }
     }
 
@@ -577,7 +636,8 @@ fn sampled(
     shared.fleet.trust.sample(model, kind, now).then(|| host::request_body(body_bytes)).flatten()
 }
 
-fn decide(shared: &Shared<'_>, held: &Held<'_>, now: Moment) -> Decision {
+/// The decision, and what the second policy would have decided.
+fn decide(shared: &Shared<'_>, held: &Held<'_>, now: Moment) -> (Decision, Option<Decision>) {
     let known = &held.known;
     let model_names = known.as_ref().map_or(&[][..], |known| known.identity.names());
     let prompt = match known {
@@ -607,9 +667,13 @@ fn decide(shared: &Shared<'_>, held: &Held<'_>, now: Moment) -> Decision {
         prompt,
         adapter: known.as_ref().ok().and_then(|known| known.identity.adapter()),
         answer_limit: known.as_ref().ok().and_then(|known| known.prompt.max_answer_tokens),
-        tie_seed: shared.fleet.link.vm() ^ shared.fleet.streams,
+        tie_seed: shared.fleet.link.vm().wrapping_add(shared.fleet.streams),
     };
-    shared.fleet.link.decide(now, |view| route::decide(&shared.config.route, view, &question))
+    shared.fleet.link.decide(now, |view| {
+        let imagined = shared.config.shadow.as_ref();
+        let imagined = imagined.map(|config| route::imagine(config, view, &question));
+        (route::decide(&shared.config.route, view, &question), imagined)
+    })
 }
 
 /// Records the blocks that the choice will hold, and returns their places in the chain.

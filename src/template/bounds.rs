@@ -76,7 +76,7 @@ fn first_word(block: &str) -> &str {
 
 /// Whether a block is this word and nothing else. Only such a one ends a raw block: taking another for its end would hide
 /// what follows the real one.
-fn is_tag(block: &str, word: &str) -> bool {
+pub(super) fn is_tag(block: &str, word: &str) -> bool {
     let space = |c: char| c.is_ascii_whitespace();
     let block = block.strip_prefix(['-', '+']).unwrap_or(block).trim_start_matches(space);
     let Some(end) = block.strip_prefix(word) else { return false };
@@ -85,7 +85,7 @@ fn is_tag(block: &str, word: &str) -> bool {
 }
 
 /// What follows a raw block, in which nothing counts.
-fn after_raw(block: &str) -> &str {
+pub(super) fn after_raw(block: &str) -> &str {
     let mut rest = block;
     while let Some((_, inside)) = rest.split_once("{%") {
         if is_tag(inside, "endraw") {
@@ -97,7 +97,7 @@ fn after_raw(block: &str) -> &str {
 }
 
 /// What follows a block whose operators have been counted.
-fn after_block(block: &str) -> Result<&str, String> {
+pub(super) fn after_block(block: &str) -> Result<&str, String> {
     let mut operators = 0;
     // How many there were where each open bracket stands.
     let mut open: Vec<usize> = Vec::new();
@@ -132,7 +132,8 @@ fn after_block(block: &str) -> Result<&str, String> {
     Ok("")
 }
 
-fn after_text(text: &str, quote: char) -> &str {
+/// What follows a text whose opening quote has been read; nothing where it does not end.
+pub(super) fn after_text(text: &str, quote: char) -> &str {
     let mut is_escaped = false;
     for (at, c) in text.char_indices() {
         match c {

@@ -14,6 +14,7 @@ mod engines;
 mod filters;
 mod final_message;
 mod harmony;
+mod joined;
 mod methods;
 pub mod named;
 mod normalise;
@@ -161,7 +162,8 @@ impl ChatTemplate {
         env.set_fuel(Some(FUEL));
         env.set_recursion_limit(MAX_RECURSION);
         builtins::add_to(&mut env);
-        env.add_template_owned(NAME, as_the_library_reads_it(source))
+        joined::add_to(&mut env);
+        env.add_template_owned(NAME, joined::apart(&as_the_library_reads_it(source)))
             .map_err(|error| TemplateError::Syntax(error.to_string()))?;
         Ok(Self {
             env,

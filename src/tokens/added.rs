@@ -92,10 +92,12 @@ impl Matcher {
     }
 
     /// How many bytes behind a found token's end (and the white space it takes) can matter to what is found up to there: a
-    /// longer token might stand in its place, and the character behind decides about `single_word` and `rstrip`.
+    /// longer token might begin where it does or before, and the character behind decides about `single_word` and `rstrip`.
     pub fn look_ahead(&self) -> usize {
         let longest = self.lengths.iter().filter_map(|list| list.first()).max();
-        usize::from(longest.copied().unwrap_or_default()) + char::MAX.len_utf8()
+        let shortest = self.lengths.iter().filter_map(|list| list.last()).min();
+        let length = |length: Option<&u16>| usize::from(length.copied().unwrap_or_default());
+        length(longest) - length(shortest) + char::MAX.len_utf8()
     }
 
     /// Whether one of its tokens has this id.

@@ -42,15 +42,20 @@ pub struct Mark {
     pub ids: usize,
 }
 
-/// Remembers of each stretch of so many bytes the last mark that depends on nothing behind the stretch.
+/// Remembers of each stretch of so many bytes, and of the rest, the last mark that depends on nothing behind it.
 struct Marks {
     stretch: usize,
     look_ahead: usize,
+    /// Where the text ends.
+    end: usize,
     marks: Vec<(usize, Mark)>,
 }
 
 impl Marks {
     fn note(&mut self, mark: Mark) {
+        if mark.at + self.look_ahead > self.end {
+            return;
+        }
         let stretch = (mark.at + self.look_ahead).saturating_sub(1) / self.stretch;
         match self.marks.last_mut() {
             Some((last, old)) if *last == stretch => *old = mark,
@@ -170,13 +175,14 @@ impl Encoding {
     }
 
     /// Has it note marks, which [`Self::take_marks`] gives: the last that depends on nothing behind it, for each stretch of
-    /// `stretch` bytes.
+    /// `stretch` bytes, and for what is left of the text behind the last of them.
     pub fn note_marks(&mut self, tokenizer: &Tokenizer, stretch: usize) {
         let look_ahead = match self.is_in_pieces() {
             true => 0,
             false => tokenizer.added.raw.look_ahead(),
         };
-        self.marks = Some(Marks { stretch: stretch.max(1), look_ahead, marks: Vec::new() });
+        let (stretch, end, marks) = (stretch.max(1), self.text.len(), Vec::new());
+        self.marks = Some(Marks { stretch, look_ahead, end, marks });
     }
 
     /// Marks with the number of their stretch, in the text's order. Their ids are counted from where it began or went on.

@@ -37,6 +37,8 @@ mod budget;
 #[cfg(test)]
 mod chaos;
 #[cfg(test)]
+mod decisions;
+#[cfg(test)]
 mod deployments;
 #[cfg(test)]
 mod drift;

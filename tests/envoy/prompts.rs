@@ -10,7 +10,7 @@ use warmpath::learn::Rates;
 use warmpath::replicas::strikes::Strikes;
 use warmpath::replicas::{Member, Moment, ReplicaTable};
 use warmpath::request::{self, Api};
-use warmpath::route::{self, PromptKnowledge, Question, RouteConfig, View};
+use warmpath::route::{self, Policy, PromptKnowledge, Question, RouteConfig, View};
 use warmpath::score::CostConfig;
 use warmpath::tokens::blocks::{BlockSize, ChainSeed};
 
@@ -73,6 +73,8 @@ pub fn cold_choice(chat: &Value, replicas: &[SocketAddr]) -> SocketAddr {
     let (table, index, charges, strikes) = (&table, &index, &charges, &Strikes::default());
     let view = View { table, index, charges, strikes, rates: &Rates::default(), now: Moment(1) };
     let config = RouteConfig {
+        policy: Policy::default(),
+        max_cost_s: None,
         cost: CostConfig::default(),
         tie_s: 0.005,
         tie_share: 0.05,

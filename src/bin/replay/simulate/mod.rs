@@ -178,7 +178,7 @@ impl SimulateArgs {
         Ok(trace)
     }
 
-    fn fleet(&self) -> Result<FleetConfig, String> {
+    pub(crate) fn fleet(&self) -> Result<FleetConfig, String> {
         if self.replicas == 0 {
             return Err("--replicas: at least one is needed".to_owned());
         }

@@ -180,3 +180,129 @@ fn tell(report: &StepReport, told: &mut Vec<Progress>) {
         at: report.ended,
     }));
 }
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::gaps::Gaps;
+    use crate::random::Random;
+    use std::collections::BTreeMap;
+
+    /// What came of one request.
+    #[derive(Debug, Default, PartialEq)]
+    struct Outcome {
+        cached: usize,
+        first: Duration,
+        last: Duration,
+        gaps: Gaps,
+    }
+
+    struct Side {
+        replica: Replica,
+        is_single: bool,
+        told: Vec<Progress>,
+        outcomes: BTreeMap<RequestId, Outcome>,
+    }
+
+    impl Side {
+        /// Lives through the phases that end before this.
+        fn until(&mut self, now: Duration) {
+            while let Some(wakes) = self.replica.wakes().filter(|wakes| *wakes < now) {
+                self.replica.wake(wakes, &mut self.told);
+                self.begun(wakes);
+            }
+        }
+
+        fn begun(&mut self, now: Duration) {
+            if self.is_single {
+                self.replica.cut_short(now, &mut self.told);
+            }
+            for progress in std::mem::take(&mut self.told) {
+                match progress {
+                    Progress::Admitted { id, cached_tokens } => {
+                        self.outcomes.entry(id).or_default().cached = cached_tokens;
+                    }
+                    Progress::Tokens { id, began, each, count } => {
+                        let outcome = self.outcomes.entry(id).or_default();
+                        outcome.gaps.push(began + each - outcome.last);
+                        outcome.gaps.push_run(each, count - 1);
+                        outcome.last = began + each * count;
+                    }
+                    Progress::Token { id, first, at, .. } => {
+                        let outcome = self.outcomes.entry(id).or_default();
+                        if first {
+                            outcome.first = at;
+                        } else {
+                            outcome.gaps.push(at - outcome.last);
+                        }
+                        outcome.last = at;
+                    }
+                }
+            }
+        }
+    }
+
+    #[test]
+    fn runs_cut_anywhere_are_what_single_steps_are() {
+        for seed in 0..20 {
+            let mut random = Random::new(seed, 0);
+            let config =
+                EngineConfig { capacity_blocks: 120, max_num_seqs: 6, ..EngineConfig::default() };
+            let mut sides = [false, true].map(|is_single| Side {
+                replica: Replica::new(config.clone(), false),
+                is_single,
+                told: Vec::new(),
+                outcomes: BTreeMap::new(),
+            });
+            let mut now = Duration::ZERO;
+            for number in 0..120 {
+                now += Duration::from_micros(1 + random.below(400_000) as u64);
+                let prompt = 1 + random.below(40) as u64;
+                let family = random.below(3) as u64 * 1000;
+                let work = Work {
+                    id: RequestId(number),
+                    keys: (family..family + prompt).collect(),
+                    prompt_tokens: prompt as usize * 16 + random.below(16),
+                    max_tokens: 1 + random.below(300),
+                    reads_cache: true,
+                };
+                let is_look = random.below(3) == 0;
+                let loads = sides.each_mut().map(|side| {
+                    side.until(now);
+                    side.replica.cut_short(now, &mut side.told);
+                    if !is_look {
+                        side.replica.submit(work.clone()).unwrap();
+                        side.replica.begin(now);
+                    }
+                    side.begun(now);
+                    side.replica.load()
+                });
+                assert_eq!(loads[0], loads[1], "seed {seed}, request {number}");
+            }
+            sides.iter_mut().for_each(|side| side.until(Duration::MAX));
+            let [runs, single] = sides;
+            assert!(runs.outcomes.len() > 50);
+            assert_eq!(runs.outcomes, single.outcomes, "seed {seed}");
+        }
+    }
+
+    #[test]
+    fn a_replica_at_half_speed_takes_twice_as_long() {
+        let took = |speed| {
+            let mut replica = Replica::new(EngineConfig::default(), false);
+            replica.set_speed(speed);
+            let (keys, prompt_tokens, max_tokens) = ((0..100).collect(), 1600, 50);
+            let work =
+                Work { id: RequestId(0), keys, prompt_tokens, max_tokens, reads_cache: true };
+            replica.submit(work).unwrap();
+            replica.begin(Duration::ZERO);
+            let (mut end, mut told) = (Duration::ZERO, Vec::new());
+            while let Some(wakes) = replica.wakes() {
+                end = wakes;
+                replica.wake(wakes, &mut told);
+            }
+            end.as_secs_f64()
+        };
+        assert!((took(0.5) / took(1.0) - 2.0).abs() < 1e-6);
+    }
+}

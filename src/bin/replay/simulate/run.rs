@@ -517,3 +517,7 @@ impl<'a> Simulation<'a> {
         }
     }
 }
+
+#[cfg(test)]
+#[path = "run_tests.rs"]
+mod tests;

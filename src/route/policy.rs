@@ -1,0 +1,287 @@
+//! Whom a policy puts first, and in what order the others come behind: one order each, over the same candidates.
+//!
+//! Health, models, suspensions and priorities are over by then: whoever may not get the request is no candidate. A
+//! policy charges nothing and knows no earlier request but by what it changed.
+
+use super::{Candidate, RouteConfig, guards};
+use crate::tokens::blocks::Chain;
+use std::cmp::Ordering;
+use xxhash_rust::xxh3::xxh3_64_with_seed;
+
+/// The head of a prompt that decides among equals. Shorter, and prompts that differ only after a
+/// long system prompt would all go to one replica; longer, and the turns of one conversation
+/// would not meet on theirs while nothing is known of them.
+const RENDEZVOUS_TOKENS: usize = 2048;
+
+/// How a replica is chosen.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
+pub enum Policy {
+    /// The least cost in seconds; near ties by the prompt's head.
+    #[default]
+    Warmpath,
+    /// The fewest requests: own in flight, and what replicas report of others'. Ties by what is still to be computed
+    /// there, then by chance.
+    LeastLoaded,
+    /// The most tokens of the prompt in cache, whatever the load. Ties, and prompts that nobody holds, by the prompt's
+    /// head, so that equal prompts meet.
+    PrefixOnly,
+    /// One after another, each worker by its own count.
+    RoundRobin,
+}
+
+impl Policy {
+    /// All policies, in the order of their declaration.
+    pub const ALL: [Self; 4] =
+        [Self::Warmpath, Self::LeastLoaded, Self::PrefixOnly, Self::RoundRobin];
+
+    /// Its name in the configuration and in metrics.
+    pub const fn as_str(self) -> &'static str {
+        match self {
+            Self::Warmpath => "warmpath",
+            Self::LeastLoaded => "least_loaded",
+            Self::PrefixOnly => "prefix_only",
+            Self::RoundRobin => "round_robin",
+        }
+    }
+
+    /// Puts candidates, which come in the table's order, into this policy's, best first.
+    pub(super) fn rank(
+        self,
+        config: &RouteConfig,
+        candidates: &mut [Candidate],
+        chains: &[Chain],
+        number: u64,
+    ) {
+        match self {
+            Self::Warmpath => by_cost(config, candidates, chains, number),
+            Self::LeastLoaded => candidates.sort_by_cached_key(|candidate| {
+                let requests = Ordered(candidate.requests());
+                (requests, Ordered(candidate.signals.unfinished_tokens), drawn(candidate, number))
+            }),
+            Self::PrefixOnly => candidates.sort_by_cached_key(|candidate| {
+                let drawn = std::cmp::Reverse(rendezvous(candidate, chains, number));
+                (std::cmp::Reverse(candidate.overlap_tokens), drawn)
+            }),
+            Self::RoundRobin => {
+                let turn = number.checked_rem(candidates.len() as u64).unwrap_or(0);
+                candidates.rotate_left(usize::try_from(turn).unwrap_or(0));
+            }
+        }
+    }
+}
+
+/// Numbers that are compared as a whole: none of them is a NaN, and were one, it would come last.
+#[derive(PartialEq)]
+struct Ordered(f64);
+
+impl Eq for Ordered {}
+
+impl Ord for Ordered {
+    fn cmp(&self, other: &Self) -> Ordering {
+        self.0.total_cmp(&other.0)
+    }
+}
+
+impl PartialOrd for Ordered {
+    fn partial_cmp(&self, other: &Self) -> Option<Ordering> {
+        Some(self.cmp(other))
+    }
+}
+
+fn by_cost(config: &RouteConfig, candidates: &mut [Candidate], chains: &[Chain], number: u64) {
+    candidates.sort_by(|a, b| a.cost.total().total_cmp(&b.cost.total()));
+    let winner = break_tie(config, candidates, chains, number);
+    // The others keep their order by cost.
+    if let Some(head) = candidates.get_mut(..=winner) {
+        head.rotate_right(1);
+    }
+}
+
+/// The position of the winner among candidates sorted by cost.
+///
+/// Among those within epsilon of the least cost, the ones that must compute least stay (waiting
+/// for a prefix that is being computed beats computing it a second time at the same price), and
+/// of these the one with the highest hash of (replica, head of the prompt) wins, so that every VM
+/// and every gateway picks the same one. A replica that already has far more than its share of
+/// requests may not win.
+fn break_tie(
+    config: &RouteConfig,
+    candidates: &[Candidate],
+    chains: &[Chain],
+    number: u64,
+) -> usize {
+    let Some(best) = candidates.first().map(|c| c.cost.total()) else { return 0 };
+    let epsilon = config.epsilon(best);
+    let tied: Vec<usize> = (0..candidates.len())
+        .filter(|&i| candidates.get(i).is_some_and(|c| c.cost.total() <= best + epsilon))
+        .collect();
+    let prefill = |i: &usize| candidates.get(*i).map_or(f64::INFINITY, |c| c.cost.prefill);
+    let least = tied.iter().map(prefill).fold(f64::INFINITY, f64::min);
+    let tied: Vec<usize> = tied.into_iter().filter(|i| prefill(i) <= least + epsilon).collect();
+    let bound = guards::bound(candidates);
+    let rank = |i: &usize| match candidates.get(*i) {
+        None => (false, 0),
+        Some(c) => (c.signals.in_flight < bound, rendezvous(c, chains, number)),
+    };
+    tied.iter().copied().max_by_key(rank).unwrap_or(0)
+}
+
+/// The hash of (replica, head of the prompt): the same in every VM and every gateway.
+fn rendezvous(candidate: &Candidate, chains: &[Chain], number: u64) -> u64 {
+    let chain = chains.iter().find(|chain| chain.block_size() == candidate.block_size);
+    let head = chain.and_then(|chain| chain.block_at(RENDEZVOUS_TOKENS));
+    drawn(candidate, head.map_or(number, |head| head.0))
+}
+
+fn drawn(candidate: &Candidate, key: u64) -> u64 {
+    xxh3_64_with_seed(candidate.address.as_bytes(), key)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::super::tests::{Fleet, chosen, fleet, prompt};
+    use super::super::{PromptKnowledge, Reason};
+    use super::*;
+    use crate::replicas::strikes::{PassiveHealth, Proof, Strikes};
+    use crate::replicas::{Health, Load};
+    use crate::tokens::blocks::ChainSeed;
+    use std::time::Duration;
+
+    fn by(policy: Policy, replicas: usize) -> Fleet {
+        let mut fleet = fleet(replicas);
+        fleet.config.policy = policy;
+        fleet
+    }
+
+    /// Has this prompt computed by one replica, and leaves so many requests there.
+    fn warm(fleet: &mut Fleet, slot: u32, tokens: &[u32], in_flight: usize) {
+        let id = fleet.table.at(slot).unwrap().id;
+        for other in (0..4).filter(|other| *other != slot) {
+            fleet.slot(other, |replica| replica.health = Health::Draining);
+        }
+        let decision = fleet.ask(tokens);
+        fleet.apply(&decision);
+        fleet.finish(&decision);
+        (0..4).for_each(|other| fleet.slot(other, |replica| replica.health = Health::Healthy));
+        for _ in 0..in_flight {
+            fleet.charges.start(id, 0, fleet.now, Duration::from_secs(5));
+        }
+    }
+
+    /// Whom each policy takes of four, when the second has all of a prompt and so many requests.
+    fn choices(in_flight: usize) -> [(u32, Reason); 4] {
+        Policy::ALL.map(|policy| {
+            let mut fleet = by(policy, 4);
+            let tokens = prompt(1, 4000);
+            warm(&mut fleet, 1, &tokens, in_flight);
+            for slot in [0, 3] {
+                let id = fleet.table.at(slot).unwrap().id;
+                fleet.charges.start(id, 0, fleet.now, Duration::from_secs(5));
+            }
+            let decision = fleet.decide(known(&tokens), 3);
+            assert_eq!(decision.ranked.len(), 3, "{policy:?}");
+            (chosen(&decision), decision.reason)
+        })
+    }
+
+    fn known(tokens: &[u32]) -> PromptKnowledge<'_> {
+        PromptKnowledge::Tokens { tokens, seed: ChainSeed::new("m", None) }
+    }
+
+    #[test]
+    fn each_policy_goes_by_what_it_says() {
+        let [warmpath, least_loaded, prefix_only, round_robin] = choices(2);
+        assert_eq!(warmpath, (1, Reason::Prefix));
+        assert_eq!(least_loaded, (2, Reason::PrefixBusy));
+        assert_eq!(prefix_only, (1, Reason::Prefix));
+        assert_eq!(round_robin, (3, Reason::PrefixBusy));
+        let [warmpath, least_loaded, prefix_only, _] = choices(500);
+        assert_ne!(warmpath.0, 1, "it waits no longer than computing takes");
+        assert_eq!((least_loaded.0, prefix_only.0), (2, 1));
+    }
+
+    #[test]
+    fn round_robin_takes_all_in_turn_and_those_behind_for_retries() {
+        let fleet = by(Policy::RoundRobin, 3);
+        let tokens = prompt(1, 100);
+        let ranked = |number| -> Vec<u32> {
+            let decision = fleet.decide(known(&tokens), number);
+            decision.ranked.iter().map(|candidate| candidate.id.slot).collect()
+        };
+        assert_eq!([7, 8, 9].map(ranked), [vec![1, 2, 0], vec![2, 0, 1], vec![0, 1, 2]]);
+        assert_eq!(ranked(u64::MAX).len(), 3);
+    }
+
+    #[test]
+    fn least_loaded_counts_the_requests_of_others_and_spreads_ties() {
+        let mut fleet = by(Policy::LeastLoaded, 3);
+        let at = fleet.now;
+        let load = |running| Some(Load { running, waiting: 1, kv_usage: None, own: 0, at });
+        fleet.slot(0, |replica| replica.load = load(4));
+        fleet.slot(1, |replica| replica.load = load(4));
+        fleet.slot(2, |replica| replica.load = load(2));
+        let tokens = prompt(1, 100);
+        assert_eq!(chosen(&fleet.decide(known(&tokens), 1)), 2);
+        fleet.slot(2, |replica| replica.load = load(4));
+        let mut taken = [0; 3];
+        for number in 0..90 {
+            taken[chosen(&fleet.decide(known(&tokens), number)) as usize] += 1;
+        }
+        assert!(taken.iter().all(|count| *count > 15), "{taken:?}");
+        let unfinished = fleet.table.at(0).unwrap().id;
+        for id in [0, 1, 2].map(|slot| fleet.table.at(slot).unwrap().id) {
+            let tokens = if id == unfinished { 9 } else { 10 };
+            fleet.charges.start(id, tokens, at, Duration::from_secs(5));
+        }
+        assert!((0..20).all(|number| chosen(&fleet.decide(known(&tokens), number)) == 0));
+    }
+
+    #[test]
+    fn prefix_only_sends_equal_cold_prompts_to_one_replica_and_others_elsewhere() {
+        let fleet = by(Policy::PrefixOnly, 4);
+        let mut taken = [0; 4];
+        for kind in 0..80 {
+            let tokens = prompt(kind, 600);
+            let first = chosen(&fleet.decide(known(&tokens), 1));
+            assert_eq!(chosen(&fleet.decide(known(&tokens), 2)), first);
+            taken[first as usize] += 1;
+        }
+        assert!(taken.iter().all(|count| *count > 8), "{taken:?}");
+    }
+
+    #[test]
+    fn health_suspensions_and_priority_hold_under_every_policy() {
+        for policy in Policy::ALL {
+            let mut fleet = by(policy, 4);
+            let tokens = prompt(1, 1000);
+            warm(&mut fleet, 0, &tokens, 0);
+            fleet.slot(0, |replica| replica.health = Health::Unhealthy);
+            fleet.slot(1, |replica| replica.priority = 1);
+            let (id, none) = (fleet.table.at(2).unwrap().id, Strikes::default());
+            let config = PassiveHealth::default();
+            fleet.strikes.failed(&config, &none, id, Proof::Proven, fleet.now, fleet.now);
+            for number in 0..8 {
+                let decision = fleet.decide(known(&tokens), number);
+                assert_eq!((chosen(&decision), decision.ranked.len()), (3, 1), "{policy:?}");
+            }
+        }
+    }
+
+    #[test]
+    fn an_unknown_prompt_goes_somewhere_under_every_policy() {
+        let unknown = PromptKnowledge::Unknown { reason: Reason::NoPrompt, estimated_tokens: 9 };
+        for policy in Policy::ALL {
+            let fleet = by(policy, 4);
+            let taken: std::collections::BTreeSet<u32> =
+                (0..40).map(|number| chosen(&fleet.decide(unknown, number))).collect();
+            assert_eq!(taken.len(), 4, "{policy:?}");
+        }
+    }
+
+    #[test]
+    fn every_policy_has_a_name_of_its_own() {
+        let names: std::collections::BTreeSet<&str> =
+            Policy::ALL.iter().map(|policy| policy.as_str()).collect();
+        assert_eq!(names.len(), Policy::ALL.len());
+    }
+}
