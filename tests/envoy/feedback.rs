@@ -1,8 +1,8 @@
 //! What answers prove: drift of tokens is seen within a few of them.
 
-use crate::client::Ask;
+use crate::client::{Ask, Connection};
 use crate::harness::{Plan, Rig, with_envoy};
-use crate::prompts::{chat, next_turn};
+use crate::prompts::{chat, next_turn, streamed};
 use crate::stats::Scrape;
 use serde_json::json;
 use warmpath::mock::Skew;
@@ -58,5 +58,36 @@ fn other_tokens_in_the_same_number_show_in_the_predictions() {
         // Every second turn that stays with its replica: the answer came back as other tokens.
         assert!(over >= 5.0, "{over} of 10");
         assert!(scrape.sum("warmpath_overpredicted_tokens_total", &[]) >= over * 16.0);
+    });
+}
+
+#[test]
+fn answers_show_how_fast_a_replica_is_and_what_it_has_lost() {
+    with_envoy("answers_show_how_fast_a_replica_is_and_what_it_has_lost", |files| async move {
+        let rig = Rig::start(&files, Plan::new(1, 1)).await;
+        let mut connection = rig.connect().await;
+        let mut ask = async |seed: u64| {
+            let body = streamed(&chat(seed, 100 + 40 * seed as usize, 12));
+            assert_eq!(connection.send(&Ask::chat(&body)).await.status, 200);
+        };
+        for seed in 0..16 {
+            ask(seed).await;
+        }
+        let is_learned = |scrape: &Scrape| {
+            scrape.sum("warmpath_replica_rate_samples", &[]) == 16.0
+                && scrape.sum("warmpath_replica_prefill_tokens_per_s", &[]) > 0.0
+        };
+        let scrape = rig.eventually("the replica's rate is learned", is_learned).await;
+        assert_eq!(scrape.sum("warmpath_rate_samples_total", &[("result", "taken")]), 16.0);
+        let mut engine = Connection::open(rig.replicas[0].address).await;
+        assert_eq!(engine.send(&Ask::post("/reset_prefix_cache", "{}")).await.status, 200);
+        // The first says so, and has computed it again for the second.
+        ask(15).await;
+        ask(15).await;
+        let scrape = rig.scrape().await;
+        let corrected = scrape.sum("warmpath_corrections_total", &[("result", "corrected")]);
+        let over = scrape.sum("warmpath_prediction_total", &[("result", "over")]);
+        assert_eq!((corrected, over), (1.0, 1.0));
+        rig.finish().await;
     });
 }
