@@ -7,7 +7,7 @@
 //! | what | from | until it is known | bounds |
 //! | --- | --- | --- | --- |
 //! | prefill rate, and seconds before it | work computed (tokens that were not cached, and what was queued in front) against the time from sending to the first event with content. One resistant line through the answers of the whole cluster: its slope is the usual rate, its base what an engine takes besides (network, steps). Where all prompts are alike it has no slope: the median of work by time, and no base | the configured rate, no base | [`MIN_RATE`] to [`MAX_RATE`], [`MAX_BASE_S`] |
-//! | decode seconds per token and neighbour | mean gap between an answer's tokens against the requests in flight there: a line again, through the shorter gaps, since the longer ones met others' prompts, and those have a term of their own | the configured one | [`MAX_DECODE_S`] |
+//! | decode seconds per token and neighbour | mean gap between an answer's tokens, less the time of the prompts that were computed meanwhile (as far as this VM sent them: they have a term of their own, and left in they made it two to three times what it is), against the requests in flight there: a line again, through the shorter gaps. Only where no other gateway is seen | the configured one | [`MAX_DECODE_S`] |
 //! | how a replica differs from its cluster, in each of the two | the median of its own answers' times by what the cluster's line says of them | as usual | differences under [`SAME`] are noise |
 //!
 //! A line for each replica would be told by too few answers: simulated, four equal replicas seemed to differ by three to
@@ -75,6 +75,11 @@ const MOST_POINTS: usize = 4096;
 /// differ, prompts leave their prefixes for nothing.
 pub const SAME: f64 = 0.25;
 
+/// With more requests of others anywhere there are other gateways, and gaps show nothing: nobody knows how many of theirs
+/// come to a replica while an answer is on its way, nor what their prompts take there. Learned all the same, a sequence of
+/// our own passed for four. (One more than our own may be a request on its way.)
+const MOST_FOREIGN: f64 = 1.0;
+
 /// Fewer gaps are the engine's first steps, which are slower.
 const MIN_GAPS: u32 = 8;
 
@@ -98,6 +103,8 @@ pub struct Answered {
     pub answer_tokens: u32,
     /// Requests in flight there meanwhile, this one not counted.
     pub neighbours: f64,
+    /// Requests that others had on any of the replicas when it was sent, as far as those report.
+    pub foreign: f64,
 }
 
 /// What became of an [`Answered`].
@@ -160,8 +167,13 @@ struct Point {
     first_token_s: f32,
     error_s: f32,
     neighbours: f32,
-    /// Negative where there were too few gaps.
-    gap_s: f32,
+    /// Work of its own prompt.
+    prompt: f32,
+    rest: Duration,
+    /// Work of prompts that were computed while this answer came.
+    met: f32,
+    /// 0 where there are too few to tell.
+    gaps: u32,
 }
 
 #[derive(Debug, Default)]
@@ -191,23 +203,25 @@ impl Lessons {
             return Lesson::Absurd;
         }
         let gaps = answered.answer_tokens.saturating_sub(1);
-        let gap_s = if gaps < MIN_GAPS || answered.rest >= LONGEST {
-            -1.0
-        } else {
-            answered.rest.as_secs_f64() / f64::from(gaps)
-        };
+        let tells = answered.rest < LONGEST && answered.foreign <= MOST_FOREIGN;
+        let gaps = if tells { gaps } else { 0 };
         let answers = self.by_replica.entry(replica).or_default();
         if answers.points.len() >= WINDOW {
             answers.points.pop_front();
         }
-        answers.points.push_back(Point {
+        let mut point = Point {
             at: now,
             work: work as f32,
             first_token_s: seconds as f32,
             error_s: (seconds - expected_s).abs() as f32,
             neighbours: answered.neighbours as f32,
-            gap_s: gap_s as f32,
-        });
+            prompt: answered.work as f32,
+            rest: answered.rest,
+            met: 0.0,
+            gaps: if gaps < MIN_GAPS { 0 } else { gaps },
+        };
+        answers.points.iter_mut().for_each(|other| point.meet(other));
+        answers.points.push_back(point);
         answers.is_new = true;
         Lesson::Taken
     }
@@ -258,8 +272,10 @@ impl Usual {
         let each = (MOST_POINTS / answers.len().max(1)).max(1);
         let all = || answers.iter().flat_map(|answers| answers.points.iter().rev().take(each));
         let first_tokens = all().map(Point::first_token).collect();
-        let gaps: Vec<(f64, f64)> = all().filter_map(Point::gap).collect();
-        Self { first_token: first_token(first_tokens), gap: gap(gaps) }
+        let first_token = first_token(first_tokens);
+        let s_per_token = first_token.map_or(0.0, |line| line.slope);
+        let gaps = all().filter_map(|point| point.gap(s_per_token)).collect();
+        Self { first_token, gap: gap(gaps) }
     }
 }
 
@@ -293,8 +309,28 @@ impl Point {
         (f64::from(self.work), f64::from(self.first_token_s))
     }
 
-    fn gap(&self) -> Option<(f64, f64)> {
-        (self.gap_s >= 0.0).then(|| (f64::from(self.neighbours), f64::from(self.gap_s)))
+    /// The mean gap, without what the prompts took that were computed meanwhile.
+    fn gap(&self, s_per_token: f64) -> Option<(f64, f64)> {
+        let rest = self.rest.as_secs_f64() - f64::from(self.met) * s_per_token;
+        let worth = self.gaps > 0 && rest > 0.0;
+        worth.then(|| (f64::from(self.neighbours), rest / f64::from(self.gaps)))
+    }
+
+    /// When its answer began: its prompt had been computed then.
+    fn began(&self) -> Duration {
+        self.at.since(Moment::default()).saturating_sub(self.rest)
+    }
+
+    /// Two answers of one replica: whoever was coming while the other began has waited for the other's prompt.
+    fn meet(&mut self, other: &mut Self) {
+        let (own, others) = (self.began(), other.began());
+        let end = |point: &Self| point.at.since(Moment::default());
+        if own < others && others <= end(self) {
+            self.met += other.prompt;
+        }
+        if others < own && own <= end(other) {
+            other.met += self.prompt;
+        }
     }
 }
 
@@ -308,7 +344,8 @@ impl Answers {
         });
         let (prefill_tokens_per_s, base_s) = first_token.unzip();
         let decode_s_per_token = usual.gap.and_then(|line| {
-            let factor = factor(&line, points.iter().filter_map(Point::gap))?;
+            let s_per_token = usual.first_token.map_or(0.0, |line| line.slope);
+            let factor = factor(&line, points.iter().filter_map(|p| p.gap(s_per_token)))?;
             Some((line.slope * factor).min(MAX_DECODE_S))
         });
         Learned {

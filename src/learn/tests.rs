@@ -30,8 +30,11 @@ fn answered(n: u32, rate: f64) -> Answered {
 
 fn taught(table: &ReplicaTable, replica: ReplicaId, answers: u32, rate: f64) -> Lessons {
     let mut lessons = Lessons::default();
+    // One after the other, the last at the end: none meets another's prompt.
     (0..answers).for_each(|n| {
-        assert_eq!(lessons.take(replica, &answered(n, rate), at(0)), Lesson::Taken);
+        let ago = u64::from(answers - 1 - n);
+        let now = Moment::default().plus(Duration::from_secs(1000 - ago));
+        assert_eq!(lessons.take(replica, &answered(n, rate), now), Lesson::Taken);
     });
     lessons.settle(at(0), table);
     lessons
@@ -185,4 +188,33 @@ fn equal_replicas_stay_equal_and_a_slow_one_is_found_by_few_answers() {
     let rate = |n: usize| rates.of(ids[n]).prefill_tokens_per_s.unwrap();
     assert_eq!((rate(0), rate(1)), (rate(3), rate(3)));
     assert!((0.35..0.65).contains(&(rate(2) / rate(0))), "{} of {}", rate(2), rate(0));
+}
+
+/// What decoding seems to cost where a prompt of 2,000 tokens is computed during every answer.
+fn decode_among_prompts(foreign: f64) -> Option<f64> {
+    let (table, ids) = fleet(1);
+    let mut lessons = Lessons::default();
+    for n in 0..30 {
+        let end = at(2 * u64::from(n));
+        let first_token = Duration::from_secs_f64(0.02 + 2000.0 / 5000.0);
+        let rest = Duration::from_millis(50);
+        let prompt = Answered { first_token, rest, work: 2000.0, ..Answered::default() };
+        lessons.take(ids[0], &prompt, end);
+        let answer = answered(n, 5000.0);
+        let rest = answer.rest + Duration::from_millis(400);
+        let end = end.plus(Duration::from_millis(100));
+        lessons.take(ids[0], &Answered { rest, foreign, ..answer }, end);
+    }
+    lessons.settle(at(60), &table);
+    Rates::merged(lessons.learned(), &table, at(60)).of(ids[0]).decode_s_per_token
+}
+
+#[test]
+fn prompts_that_were_computed_meanwhile_do_not_pass_for_slow_neighbours() {
+    check(decode_among_prompts(0.0), 0.001);
+}
+
+#[test]
+fn beside_other_gateways_gaps_teach_nothing() {
+    assert_eq!(decode_among_prompts(2.0), None);
 }

@@ -166,6 +166,11 @@ pub struct Decision {
 }
 
 impl Decision {
+    /// Requests of others on the replicas that were ranked, as far as those report.
+    pub fn foreign(&self) -> f64 {
+        self.ranked.iter().map(|candidate| candidate.signals.foreign()).sum()
+    }
+
     /// A decision to leave the choice to Envoy.
     pub fn unrouted(reason: Reason) -> Self {
         Self {

@@ -390,6 +390,7 @@ impl Routed {
                 .and_then(|usage| usage.completion_tokens)
                 .unwrap_or(feedback.pieces()),
             neighbours: f64::from(neighbours_then + neighbours) / 2.0,
+            foreign: self.decision.foreign(),
         };
         shared.fleet.link.answered(self.replica, &answered, now).as_str()
     }

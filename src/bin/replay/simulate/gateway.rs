@@ -176,6 +176,7 @@ impl Gateway {
             rest: now.since(began),
             answer_tokens: ended.answer_tokens,
             neighbours: f64::from(neighbours_then + neighbours) / 2.0,
+            foreign: flight.decision.foreign(),
         };
         self.lessons.take(chosen.id, &answered, now);
     }

@@ -253,19 +253,20 @@ fn an_outage_of_all_reports_changes_little() {
     fleet.faults.push(fault("5:silence:1000"));
     let (silent_hits, silent_p99) = figures(&fleet);
     println!("hits {hits:.3} {silent_hits:.3}, p99 {p99:.0} {silent_p99:.0} ms");
-    assert!(silent_p99 < 1.2 * p99, "{silent_p99} ms against {p99} ms");
+    // Either way: better without reports would mean that they mislead.
+    assert!(silent_p99 < 1.2 * p99 && p99 < 1.2 * silent_p99, "{silent_p99} ms, {p99} ms");
     assert!(silent_hits > hits - 0.02, "{silent_hits} against {hits}");
 }
 
 #[test]
 fn threads_and_gateways_do_as_well_as_one() {
     let (hits, p99) = figures(&fleet(GUARDED));
-    // FIXME: four gateways should hit within 0.02 and take at most 1.1 times as long, as they do without reports: reports
-    // of what other gateways sent drive requests away from their prefixes.
-    for (topology, fewer, longer) in [("--threads 4", 0.02, 1.1), ("--gateways 4", 0.06, 3.5)] {
+    // FIXME: four gateways should take at most 1.1 times as long. They take 5 to 14 % longer over eight seeds, and three
+    // scatter by as much: 599 to 693 ms against 578 ms.
+    for (topology, longer) in [("--threads 4", 1.1), ("--gateways 4", 1.3)] {
         let (others, others_p99) = figures(&fleet(&format!("{GUARDED} {topology}")));
         println!("{topology}: hits {hits:.3} {others:.3}, p99 {p99:.0} {others_p99:.0} ms");
-        assert!((others - hits).abs() < fewer, "{topology}: {others} against {hits}");
+        assert!((others - hits).abs() < 0.02, "{topology}: {others} against {hits}");
         assert!(others_p99 < longer * p99, "{topology}: {others_p99} ms against {p99} ms");
     }
 }
