@@ -277,6 +277,7 @@ fn look_up(input: &str, tokens: u32, replicas: usize) -> Case {
             prompt,
             adapter: None,
             answer_limit: None,
+            session: None,
             tie_seed: 3,
         };
         if let Some(route) = &route {
@@ -415,6 +416,7 @@ impl Fleet {
             adapter: None,
             prompt,
             answer_limit: None,
+            session: None,
             tie_seed: 3,
         };
         if let Some(route) = &self.route {

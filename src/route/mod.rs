@@ -3,6 +3,8 @@
 //! [`decide`] is the only path from a prompt's tokens to a replica. It reads values and returns
 //! one; it does not charge, record, count or send anything.
 
+#[cfg(test)]
+mod field_tests;
 mod guards;
 #[cfg(test)]
 mod herd_tests;
@@ -10,6 +12,7 @@ mod overload;
 mod policy;
 mod reason;
 pub mod regret;
+mod session;
 
 pub use policy::Policy;
 pub use reason::Reason;
@@ -44,6 +47,8 @@ pub struct Question<'a> {
     pub adapter: Option<u64>,
     /// Most tokens the answer may have, if the request says so.
     pub answer_limit: Option<u32>,
+    /// What the name of its session hashes to, if it has one: where it goes while its prompt cannot be matched.
+    pub session: Option<u64>,
     /// The request's number: whose turn it is where replicas take turns, and what decides ties where the prompt cannot.
     pub tie_seed: u64,
 }
@@ -72,6 +77,19 @@ pub enum PromptKnowledge<'a> {
         /// A guess at its length.
         estimated_tokens: u32,
     },
+}
+
+impl PromptKnowledge<'_> {
+    /// Whether what replicas have cached can be compared with it.
+    pub fn is_matched(&self) -> bool {
+        match self {
+            Self::Tokens { .. } => true,
+            Self::Hashed { chains, .. } => {
+                chains.iter().any(|chain| !chain.is_open() || !chain.hashes().is_empty())
+            }
+            Self::Unknown { .. } => false,
+        }
+    }
 }
 
 /// What is known of the fleet.
@@ -279,6 +297,7 @@ fn choose(
         answer_limit: question.answer_limit,
         adapter: question.adapter,
         neighbours: in_flight / replicas.len() as f64,
+        session: question.session.filter(|_| !question.prompt.is_matched()),
         identity,
     };
     let mut candidates: Vec<Candidate> = replicas
@@ -291,7 +310,12 @@ fn choose(
     if retry_after_s.is_some() {
         return Decision { retry_after_s, ..Decision::unrouted(Reason::Overloaded) };
     }
-    config.policy.rank(config, &mut candidates, chains, question.tie_seed);
+    match request.session.filter(|_| config.policy == Policy::Warmpath) {
+        Some(session) => {
+            policy::by_cost(&mut candidates, |sorted| session::home(config, sorted, session))
+        }
+        None => config.policy.rank(config, &mut candidates, chains, question.tie_seed),
+    }
     let suspended_overlap =
         suspended.iter().map(|r| overlap(config, r, identity(r.id), (chains, &overlaps)).1);
     let rivals = Rivals::of(&candidates, suspended_overlap.max().unwrap_or(0));
@@ -376,6 +400,8 @@ struct Request {
     answer_limit: Option<u32>,
     adapter: Option<u64>,
     neighbours: f64,
+    /// Where its session alone says where it goes.
+    session: Option<u64>,
     /// By which identity a replica's blocks and requests are known.
     identity: fn(ReplicaId) -> ReplicaId,
 }
@@ -418,7 +444,10 @@ fn weigh(
         neighbours: request.neighbours,
         in_flight: f64::from(charge.requests),
         unfinished_tokens: charge.unfinished_tokens as f64,
-        recent_tokens: charge.recent(view.now, config.cost.recent_half_life),
+        // What a session asked for before is no reason to send it elsewhere.
+        recent_tokens: request
+            .session
+            .map_or_else(|| charge.recent(view.now, config.cost.recent_half_life), |_| 0.0),
         reported: load.map(|load| (f64::from(load.running), f64::from(load.waiting))),
         reported_own: load.map_or(0.0, |load| f64::from(load.own)),
         kv_usage: load.and_then(|load| load.kv_usage),
@@ -533,6 +562,7 @@ mod tests {
                 prompt,
                 adapter: None,
                 answer_limit: self.answer_limit,
+                session: None,
                 tie_seed,
             };
             act(&view, &question)
@@ -712,6 +742,7 @@ mod tests {
                 },
                 adapter: None,
                 answer_limit: None,
+                session: None,
                 tie_seed: 0,
             };
             decide(&fleet.config, &view, &question)
@@ -733,6 +764,7 @@ mod tests {
                 prompt: PromptKnowledge::Unknown { reason: Reason::NoBody, estimated_tokens: 9 },
                 adapter: None,
                 answer_limit: None,
+                session: None,
                 tie_seed: 0,
             };
             decide(&fleet.config, &view, &question).ranked.len()

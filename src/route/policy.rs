@@ -53,7 +53,9 @@ impl Policy {
         number: u64,
     ) {
         match self {
-            Self::Warmpath => by_cost(config, candidates, chains, number),
+            Self::Warmpath => {
+                by_cost(candidates, |sorted| break_tie(config, sorted, chains, number));
+            }
             Self::LeastLoaded => candidates.sort_by_cached_key(|candidate| {
                 let requests = Ordered(candidate.requests());
                 (requests, Ordered(candidate.signals.unfinished_tokens), drawn(candidate, number))
@@ -88,9 +90,10 @@ impl PartialOrd for Ordered {
     }
 }
 
-fn by_cost(config: &RouteConfig, candidates: &mut [Candidate], chains: &[Chain], number: u64) {
+/// Puts the winner among candidates sorted by cost in front of the others.
+pub(super) fn by_cost(candidates: &mut [Candidate], winner: impl FnOnce(&[Candidate]) -> usize) {
     candidates.sort_by(|a, b| a.cost.total().total_cmp(&b.cost.total()));
-    let winner = break_tie(config, candidates, chains, number);
+    let winner = winner(candidates);
     // The others keep their order by cost.
     if let Some(head) = candidates.get_mut(..=winner) {
         head.rotate_right(1);
@@ -133,7 +136,8 @@ fn rendezvous(candidate: &Candidate, chains: &[Chain], number: u64) -> u64 {
     drawn(candidate, head.map_or(number, |head| head.0))
 }
 
-fn drawn(candidate: &Candidate, key: u64) -> u64 {
+/// The hash of (replica, key).
+pub(super) fn drawn(candidate: &Candidate, key: u64) -> u64 {
     xxh3_64_with_seed(candidate.address.as_bytes(), key)
 }
 
