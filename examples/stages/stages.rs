@@ -278,6 +278,7 @@ fn look_up(input: &str, tokens: u32, replicas: usize) -> Case {
             prompt,
             adapter: None,
             answer_limit: None,
+            session: None,
             tie_seed: 3,
         };
         if let Some(route) = &route {
@@ -422,6 +423,7 @@ impl Fleet {
             adapter: None,
             prompt,
             answer_limit: None,
+            session: None,
             tie_seed: 3,
         };
         if let Some(route) = &self.route {

@@ -131,3 +131,48 @@ fn near_ties_are_the_same_for_all_whatever_the_noise() {
         assert_eq!(one, other, "prompt {number}");
     }
 }
+
+#[track_caller]
+fn check_shares(counts: &[u32], least: f64, most: f64) {
+    let mean = counts.iter().sum::<u32>() as f64 / counts.len() as f64;
+    let shares = counts.iter().map(|count| f64::from(*count) / mean);
+    assert!(shares.clone().all(|share| (least..=most).contains(&share)), "{counts:?}");
+}
+
+#[test]
+fn a_shared_system_prompt_does_not_hold_everybody_on_one_replica() {
+    let mut fleet = fleet(4);
+    fleet.answer_limit = None;
+    send(&mut fleet, &branch(128, 1000), true);
+    for number in 0..64 {
+        let mut tokens = prompt(1, 128);
+        tokens.extend(prompt(2000 + number, 500));
+        send(&mut fleet, &tokens, false);
+    }
+    check_shares(&in_flight(&fleet), 0.5, 1.5);
+}
+
+#[test]
+fn between_two_reports_own_requests_spread_the_next() {
+    let mut fleet = fleet(8);
+    for number in 0..200 {
+        send(&mut fleet, &prompt(number, 600), false);
+    }
+    check_shares(&in_flight(&fleet), 0.7, 1.3);
+}
+
+#[test]
+fn serial_requests_are_shared_fairly_however_slowly_they_come() {
+    for (replicas, pause, least) in [(2, 10, 0.9), (2, 1000, 0.8), (3, 1000, 0.6)] {
+        let mut fleet = fleet(replicas);
+        let mut counts = vec![0; replicas];
+        for number in 0..448 {
+            let decision = fleet.ask(&prompt(number, 600));
+            fleet.apply(&decision);
+            fleet.finish(&decision);
+            counts[chosen(&decision) as usize] += 1;
+            fleet.now = fleet.now.plus(Duration::from_millis(pause));
+        }
+        check_shares(&counts, least, 2.0 - least);
+    }
+}

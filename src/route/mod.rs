@@ -3,6 +3,8 @@
 //! [`decide`] is the only path from a prompt's tokens to a replica. It reads values and returns
 //! one; it does not charge, record, count or send anything.
 
+#[cfg(test)]
+mod field_tests;
 mod guards;
 #[cfg(test)]
 mod herd_tests;
@@ -12,6 +14,7 @@ mod overload;
 mod policy;
 mod reason;
 pub mod regret;
+mod session;
 
 pub use policy::Policy;
 pub use reason::Reason;
@@ -46,6 +49,8 @@ pub struct Question<'a> {
     pub adapter: Option<u64>,
     /// Most tokens the answer may have, if the request says so.
     pub answer_limit: Option<u32>,
+    /// What the name of its session hashes to, if it has one: where it goes while its prompt cannot be matched.
+    pub session: Option<u64>,
     /// The request's number: whose turn it is where replicas take turns, and what decides ties where the prompt cannot.
     pub tie_seed: u64,
 }
@@ -74,6 +79,19 @@ pub enum PromptKnowledge<'a> {
         /// A guess at its length.
         estimated_tokens: u32,
     },
+}
+
+impl PromptKnowledge<'_> {
+    /// Whether what replicas have cached can be compared with it.
+    pub fn is_matched(&self) -> bool {
+        match self {
+            Self::Tokens { .. } => true,
+            Self::Hashed { chains, .. } => {
+                chains.iter().any(|chain| !chain.is_open() || !chain.hashes().is_empty())
+            }
+            Self::Unknown { .. } => false,
+        }
+    }
 }
 
 /// What is known of the fleet.
@@ -312,6 +330,7 @@ fn choose(
         answer_limit: question.answer_limit,
         adapter: question.adapter,
         neighbours: in_flight / replicas.len() as f64,
+        session: question.session.filter(|_| !question.prompt.is_matched()),
         identity,
     };
     let mut weighed: Vec<Weighed<'_>> = replicas
@@ -325,7 +344,12 @@ fn choose(
     if retry_after_s.is_some() {
         return Decision { retry_after_s, ..Decision::unrouted(Reason::Overloaded) };
     }
-    let ranked = config.policy.rank(config, &weighed, chains, question.tie_seed);
+    let ranked = match request.session.filter(|_| config.policy == Policy::Warmpath) {
+        Some(session) => {
+            policy::by_cost(&weighed, |best| session::home(config, &weighed, best, session))
+        }
+        None => config.policy.rank(config, &weighed, chains, question.tie_seed),
+    };
     let suspended_overlap =
         suspended.iter().map(|replica| known.by(config, replica, identity(replica.id)).tokens);
     let first = ranked.first().copied().unwrap_or_default();
@@ -418,6 +442,8 @@ struct Request {
     answer_limit: Option<u32>,
     adapter: Option<u64>,
     neighbours: f64,
+    /// Where its session alone says where it goes.
+    session: Option<u64>,
     /// By which identity a replica's blocks and requests are known.
     identity: fn(ReplicaId) -> ReplicaId,
 }
@@ -483,7 +509,10 @@ fn weigh<'a>(
         neighbours: request.neighbours,
         in_flight: f64::from(charge.requests),
         unfinished_tokens: charge.unfinished_tokens as f64,
-        recent_tokens: charge.recent(view.now, config.cost.recent_half_life),
+        // What a session asked for before is no reason to send it elsewhere.
+        recent_tokens: request
+            .session
+            .map_or_else(|| charge.recent(view.now, config.cost.recent_half_life), |_| 0.0),
         reported: load.map(|load| (f64::from(load.running), f64::from(load.waiting))),
         reported_own: load.map_or(0.0, |load| f64::from(load.own)),
         kv_usage: load.and_then(|load| load.kv_usage),
@@ -590,6 +619,7 @@ mod tests {
                 prompt,
                 adapter: None,
                 answer_limit: self.answer_limit,
+                session: None,
                 tie_seed,
             };
             act(&view, &question)
@@ -769,6 +799,7 @@ mod tests {
                 },
                 adapter: None,
                 answer_limit: None,
+                session: None,
                 tie_seed: 0,
             };
             decide(&fleet.config, &view, &question)
@@ -790,6 +821,7 @@ mod tests {
                 prompt: PromptKnowledge::Unknown { reason: Reason::NoBody, estimated_tokens: 9 },
                 adapter: None,
                 answer_limit: None,
+                session: None,
                 tie_seed: 0,
             };
             decide(&fleet.config, &view, &question).ranked.len()

@@ -85,7 +85,8 @@ fn decide(config: &RouteConfig, view: &View<'_>, question: &Question<'_>) -> Dec
         return Decision { retry_after_s: Some(retry_after_s), ..refused };
     }
     let best_overlap = all.iter().map(|w| w.candidate.overlap_tokens).max().unwrap();
-    sort(config, &mut all, bound, &chains, question.tie_seed);
+    let session = question.session.filter(|_| !question.prompt.is_matched());
+    sort(config, &mut all, bound, (&chains, session), question.tie_seed);
 
     let mut rivals = Rivals::default();
     let others = &all[1..];
@@ -140,7 +141,10 @@ fn whole<'a>(
         neighbours,
         in_flight: f64::from(charge.requests),
         unfinished_tokens: charge.unfinished_tokens as f64,
-        recent_tokens: charge.recent(view.now, config.cost.recent_half_life),
+        recent_tokens: match question.session.is_some() && !question.prompt.is_matched() {
+            true => 0.0,
+            false => charge.recent(view.now, config.cost.recent_half_life),
+        },
         reported: load.map(|load| (f64::from(load.running), f64::from(load.waiting))),
         reported_own: load.map_or(0.0, |load| f64::from(load.own)),
         kv_usage: load.and_then(|load| load.kv_usage),
@@ -199,7 +203,13 @@ fn overloaded(
     (over > 0.0).then(|| over.ceil().clamp(1.0, 600.0) as u64)
 }
 
-fn sort(config: &RouteConfig, all: &mut [Whole<'_>], bound: f64, chains: &[Chain], number: u64) {
+fn sort(
+    config: &RouteConfig,
+    all: &mut [Whole<'_>],
+    bound: f64,
+    (chains, session): (&[Chain], Option<u64>),
+    number: u64,
+) {
     match config.policy {
         Policy::RoundRobin => all.rotate_left((number % all.len() as u64) as usize),
         Policy::LeastLoaded => all.sort_by(|a, b| {
@@ -213,6 +223,17 @@ fn sort(config: &RouteConfig, all: &mut [Whole<'_>], bound: f64, chains: &[Chain
             let by_overlap = b.candidate.overlap_tokens.cmp(&a.candidate.overlap_tokens);
             by_overlap.then(drawn(b).cmp(&drawn(a)))
         }),
+        Policy::Warmpath if session.is_some() => {
+            all.sort_by(|a, b| a.total().total_cmp(&b.total()));
+            let most = all[0].total() + config.tie_s.max(all[0].total() * config.tie_share);
+            let is_worth = |at: &usize| {
+                let Cost { prefill, stall, .. } = all[*at].candidate.cost;
+                all[*at].total() - prefill - stall <= most
+            };
+            let worth = (0..all.len()).filter(is_worth);
+            let home = worth.max_by_key(|at| all[*at].drawn(session.unwrap()));
+            all[..=home.unwrap()].rotate_right(1);
+        }
         Policy::Warmpath => {
             all.sort_by(|a, b| a.total().total_cmp(&b.total()));
             let epsilon = config.tie_s.max(all[0].total() * config.tie_share);
@@ -326,9 +347,10 @@ fn every_decision_is_the_one_that_is_arrived_at_in_full() {
             };
             let (adapter, seed) = (draws.one_in(2).then(|| draws.below(3)), draws.below(1000));
             let is_named = draws.one_in(2);
+            let session = draws.one_in(3).then(|| draws.below(100));
             fleet.with(prompt, seed, |view, question| {
                 let model_names = if is_named { &names[..] } else { &[] };
-                let question = Question { adapter, model_names, ..question.clone() };
+                let question = Question { adapter, model_names, session, ..question.clone() };
                 let quick = super::decide(&fleet.config, view, &question);
                 let full = decide(&fleet.config, view, &question);
                 assert_eq!(quick, full, "round {round}: {:?}", fleet.config.policy);

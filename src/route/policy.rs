@@ -53,7 +53,9 @@ impl Policy {
         number: u64,
     ) -> Vec<usize> {
         match self {
-            Self::Warmpath => by_cost(config, candidates, chains, number),
+            Self::Warmpath => {
+                by_cost(candidates, |best| break_tie(config, candidates, best, chains, number))
+            }
             Self::LeastLoaded => first(candidates, |candidate| {
                 let requests = Ordered(candidate.requests());
                 (requests, Ordered(candidate.signals.unfinished_tokens), drawn(candidate, number))
@@ -104,17 +106,14 @@ impl PartialOrd for Ordered {
     }
 }
 
-fn by_cost(
-    config: &RouteConfig,
+/// The candidates with the least costs, behind the winner: whose place is told from the least cost.
+pub(super) fn by_cost(
     candidates: &[Weighed<'_>],
-    chains: &[Chain],
-    number: u64,
+    winner: impl FnOnce(f64) -> Option<usize>,
 ) -> Vec<usize> {
     let mut ranked = first(candidates, |candidate| Ordered(candidate.total));
-    let least = ranked.first().and_then(|at| candidates.get(*at));
-    let winner = least.and_then(|least| break_tie(config, candidates, least.total, chains, number));
-    if let Some(winner) = winner {
-        // The others keep their order by cost.
+    let best = ranked.first().and_then(|at| candidates.get(*at)).map(|best| best.total);
+    if let Some(winner) = best.and_then(winner) {
         ranked.retain(|at| *at != winner);
         ranked.insert(0, winner);
         ranked.truncate(MAX_RANKED);
@@ -140,9 +139,8 @@ fn break_tie(
     let tied = || candidates.iter().enumerate().filter(|(_, c)| c.total <= best + epsilon);
     let least = tied().map(|(_, c)| c.cost.prefill).fold(f64::INFINITY, f64::min);
     let bound = guards::bound(candidates);
-    let rank = |(at, c): &(usize, &Weighed<'_>)| {
-        let has_room = c.signals.in_flight < bound;
-        (has_room, rendezvous(c, chains, number), Ordered(c.total), *at)
+    let rank = |(_, c): &(usize, &Weighed<'_>)| {
+        (c.signals.in_flight < bound, rendezvous(c, chains, number))
     };
     let tied = tied().filter(|(_, c)| c.cost.prefill <= least + epsilon);
     tied.max_by_key(rank).map(|(at, _)| at)
@@ -155,7 +153,8 @@ fn rendezvous(candidate: &Weighed<'_>, chains: &[Chain], number: u64) -> u64 {
     drawn(candidate, head.map_or(number, |head| head.0))
 }
 
-fn drawn(candidate: &Weighed<'_>, key: u64) -> u64 {
+/// The hash of (replica, key).
+pub(super) fn drawn(candidate: &Weighed<'_>, key: u64) -> u64 {
     xxh3_64_with_seed(candidate.replica.address.as_bytes(), key)
 }
 
