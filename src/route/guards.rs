@@ -43,7 +43,8 @@ pub(super) fn relieve(config: &RouteConfig, candidates: &mut [Weighed<'_>]) {
 /// requests what this one would bring. Where it has twice as much, waiting is no better than computing anyway.
 fn computes(config: &RouteConfig, candidate: &Weighed<'_>, tokens: f64) -> bool {
     let Signals { in_flight, unfinished_tokens, .. } = candidate.signals;
-    let others = (in_flight - 1.0).max(0.0) * candidate.signals.work(&config.cost);
-    let work = Signals { prompt_tokens: tokens, ..Signals::default() }.work(&config.cost);
+    // Whole tokens are charged: of many short requests the rest would add up to more than one has.
+    let others = (in_flight - 1.0).max(0.0) * candidate.signals.work(&config.cost).floor();
+    let work = Signals { prompt_tokens: tokens, ..Signals::default() }.work(&config.cost).floor();
     (work + others..2.0 * work).contains(&unfinished_tokens)
 }

@@ -171,10 +171,10 @@ fn relieve(config: &RouteConfig, all: &mut [Whole<'_>], bound: f64) {
     let (holders, others): (Vec<&mut Whole<'_>>, Vec<&mut Whole<'_>>) =
         all.iter_mut().partition(|w| w.candidate.overlap_tokens == most);
     let prefix = Signals { prompt_tokens: f64::from(most), ..Signals::default() };
-    let prefix = prefix.work(&config.cost);
+    let prefix = prefix.work(&config.cost).floor();
     let is_hot = |whole: &&mut Whole<'_>| {
         let Candidate { signals, work, .. } = &whole.candidate;
-        let beside = (signals.in_flight - 1.0).max(0.0) * work;
+        let beside = (signals.in_flight - 1.0).max(0.0) * work.floor();
         let unfinished = signals.unfinished_tokens;
         let is_computed = unfinished >= prefix + beside && unfinished < 2.0 * prefix;
         signals.in_flight >= bound && !is_computed
