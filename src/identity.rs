@@ -220,6 +220,7 @@ mod tests {
                 },
                 adapter: None,
                 answer_limit: None,
+                session: None,
                 tie_seed: 0,
             };
             route::decide(&self.config.route, &view, &question)

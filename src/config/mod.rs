@@ -58,6 +58,8 @@ pub struct Config {
     pub engine_utc_offset_s: i64,
     /// The request header whose value sets tenants' routing keys apart.
     pub tenant_header: Option<String>,
+    /// The request header that names a request's session.
+    pub session_header: Option<String>,
     /// What requests are told apart by in metrics.
     pub classes: ClassConfig,
     /// Who may see why a replica was chosen.
@@ -196,6 +198,7 @@ pub const OPTIONS: &[(&str, &str, &str)] = &[
     ("default_capacity_blocks", "8192", "blocks"),
     ("engine_utc_offset_minutes", "0", "minutes"),
     ("tenant_header", "-", "header name"),
+    ("session_header", "-", "header name"),
     ("class_header", "-", "header name"),
     ("class_names", "[]", "list of text"),
     ("max_classes", "16", "names"),
@@ -281,6 +284,7 @@ impl Config {
             engine_utc_offset_s: 60
                 * root.signed("engine_utc_offset_minutes", 0, -24 * 60, 24 * 60)?,
             tenant_header: root.optional_header("tenant_header")?,
+            session_header: root.optional_header("session_header")?,
             classes: classes(&mut root)?,
             explain,
         };
@@ -598,6 +602,14 @@ mod tests {
         check_error(
             &with(r#","tenant_header":"a:b""#),
             "tenant_header: expected a header name, found \"a:b\"",
+        );
+        check_error(
+            &with(r#","session_header":"a b""#),
+            "session_header: expected a header name, found \"a b\"",
+        );
+        check_error(
+            &with(r#","cost":{"neighbour_weight":-0.5}"#),
+            "cost.neighbour_weight: expected a number from 0 to 100, found -0.5",
         );
         check_error(
             &with(r#","class_names":["rag"]"#),

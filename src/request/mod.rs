@@ -197,6 +197,12 @@ pub fn parse(api: Api, body: &[u8]) -> Result<Prompt, RequestError> {
     }
 }
 
+/// The name that a body gives its session (`prompt_cache_key`), whether or not it holds a prompt that can be read.
+pub fn session(body: &[u8]) -> Option<String> {
+    let fields = pick(&["prompt_cache_key"], body).ok()?;
+    fields.text("prompt_cache_key").ok()?.filter(|name| !name.is_empty())
+}
+
 /// Reads the fields of these names, and skips all others.
 fn pick(names: &'static [&'static str], body: &[u8]) -> Result<Shared, RequestError> {
     let mut picked = Picked { names, fields: Shared::default() };
@@ -315,6 +321,19 @@ impl Shared {
 #[cfg(test)]
 mod tests {
     use super::*;
+
+    #[test]
+    fn a_session_is_named_whatever_else_a_body_says() {
+        #[track_caller]
+        fn check(body: &str, expected: Option<&str>) {
+            assert_eq!(session(body.as_bytes()).as_deref(), expected);
+        }
+        check(r#"{"previous_response_id": "r", "prompt_cache_key": "k"}"#, Some("k"));
+        check(r#"{"prompt_cache_key": ""}"#, None);
+        check(r#"{"prompt_cache_key": 1}"#, None);
+        check(r#"{"messages": []}"#, None);
+        check(r#"{"prompt_cache_key": "k""#, None);
+    }
 
     #[test]
     fn truncation_keeps_what_the_engine_keeps() {

@@ -21,7 +21,7 @@ use crate::metrics;
 use crate::model::Model;
 use crate::replicas::attempts::{Attempts, Seen};
 use crate::replicas::{Moment, ReplicaId};
-use crate::request::Prompt;
+use crate::request::{self, Prompt};
 use crate::route::regret::{Loss, Regret, Turnout};
 use crate::route::{self, Decision, PromptKnowledge, Question, Reason};
 use crate::score::Signals;
@@ -29,10 +29,14 @@ use crate::share::log::{Fate, Record};
 use crate::tokens::blocks::Chain;
 use std::ops::Range;
 use std::rc::Rc;
+use xxhash_rust::xxh3::xxh3_64;
 
 /// Bytes of JSON per token, for a prompt whose tokens are unknown: only how much its replica is
 /// charged depends on it.
 const BYTES_PER_TOKEN: usize = 4;
+
+/// In longer bodies the name of a session is not looked for: their JSON is read once more for it, in one go.
+const MAX_NAMED_BODY_BYTES: usize = 64 << 10;
 
 /// A request whose hold ends.
 pub struct Held<'a> {
@@ -666,6 +670,7 @@ fn decide(shared: &Shared<'_>, held: &Held<'_>, now: Moment) -> (Decision, Optio
         cluster: held.cluster,
         model_names,
         prompt,
+        session: if prompt.is_matched() { None } else { session(shared, held) },
         adapter: known.as_ref().ok().and_then(|known| known.identity.adapter()),
         answer_limit: known.as_ref().ok().and_then(|known| known.prompt.max_answer_tokens),
         tie_seed: shared.fleet.link.vm().wrapping_add(shared.fleet.streams),
@@ -675,6 +680,17 @@ fn decide(shared: &Shared<'_>, held: &Held<'_>, now: Moment) -> (Decision, Optio
         let imagined = imagined.map(|config| route::imagine(config, view, &question));
         (route::decide(&shared.config.route, view, &question), imagined)
     })
+}
+
+/// What the name of a request's session hashes to: that of the header, or that of the body.
+fn session(shared: &Shared<'_>, held: &Held<'_>) -> Option<u64> {
+    let header = shared.config.session_header.as_ref().and_then(|name| host::request_header(name));
+    let name = header.filter(|name| !name.is_empty()).or_else(|| {
+        let has_body = (1..=MAX_NAMED_BODY_BYTES).contains(&held.body_bytes);
+        let body = has_body.then(|| host::request_body(held.body_bytes)).flatten()?;
+        request::session(&body).map(String::into_bytes)
+    });
+    name.map(|name| xxh3_64(&name))
 }
 
 /// Records the blocks that the choice will hold, and returns their places in the chain.

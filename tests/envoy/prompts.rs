@@ -87,6 +87,7 @@ pub fn cold_choice(chat: &Value, replicas: &[SocketAddr]) -> SocketAddr {
         prompt: PromptKnowledge::Tokens { tokens: &tokens, seed: ChainSeed::new(MODEL, None) },
         adapter: None,
         answer_limit: None,
+        session: None,
         tie_seed: 0,
     };
     let decision = route::decide(&config, &view, &question);

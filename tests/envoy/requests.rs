@@ -4,6 +4,7 @@ use crate::client::Ask;
 use crate::harness::{ALIAS, Plan, Rig, has_header, with_envoy};
 use crate::prompts::{chat, words};
 use serde_json::{Value, json};
+use std::collections::BTreeSet;
 use warmpath::mock::Handle;
 
 #[test]
@@ -82,41 +83,81 @@ fn why_is_told_only_to_who_knows_the_secret() {
 }
 
 #[test]
-fn tenants_share_nothing_and_text_before_an_image_is_found() {
-    with_envoy("tenants_share_nothing_and_text_before_an_image_is_found", |files| async move {
-        let plan = Plan::new(1, 2).plugin(|plugin| {
-            plugin["explain"] = json!({"request_header": "x-why", "secret": "open"});
-            plugin["tenant_header"] = json!("X-Tenant");
-        });
-        let rig = Rig::start(&files, plan).await;
-        let mut body = chat(1, 20, 1);
-        // A template that takes texts has placeholders in front of a message's text: what counts stands before it.
-        let question = body["messages"][0].take();
-        body["messages"] = json!([{"role": "system", "content": words(2, 200)}, question]);
-        let why = async |body: &Value, tenant: Option<&str>| {
-            let ask = Ask::chat(body).header("x-why", "open");
-            let ask = tenant.into_iter().fold(ask, |ask, tenant| ask.header("x-tenant", tenant));
-            let answer = rig.send(&ask).await;
-            rig.settle().await;
-            answer.header("x-warmpath-explain").map(str::to_owned).expect("an explanation")
-        };
-        for tenant in [Some("a"), Some("b"), None] {
-            assert!(why(&body, tenant).await.starts_with("reason=cold, "), "{tenant:?}");
-            assert!(why(&body, tenant).await.starts_with("reason=prefix, "), "{tenant:?}");
-        }
-        let mut image = body.clone();
-        let last = image["messages"].as_array_mut().and_then(|list| list.last_mut()).expect("one");
-        last["content"] = json!([
-            {"type": "text", "text": last["content"]},
-            {"type": "image_url", "image_url": {"url": "data:image/png;base64,iVBORw0KGgo="}},
-        ]);
-        let told = why(&image, Some("a")).await;
-        assert!(told.starts_with("reason=prefix, ") && told.contains(", known_tokens="), "{told}");
-        let scrape = rig.scrape().await;
-        let partial = scrape.sum("warmpath_partial_prompts_total", &[("kind", "media")]);
-        assert_eq!(partial, 1.0);
-        rig.finish().await;
-    });
+fn tenants_share_nothing_sessions_stay_and_text_before_an_image_is_found() {
+    with_envoy(
+        "tenants_share_nothing_sessions_stay_and_text_before_an_image_is_found",
+        |files| async move {
+            let plan = Plan::new(1, 2).plugin(|plugin| {
+                plugin["explain"] = json!({"request_header": "x-why", "secret": "open"});
+                plugin["tenant_header"] = json!("X-Tenant");
+                plugin["session_header"] = json!("X-Session");
+            });
+            let rig = Rig::start(&files, plan).await;
+            let mut body = chat(1, 20, 1);
+            // A template that takes texts has placeholders in front of a message's text: what counts stands before it.
+            let question = body["messages"][0].take();
+            body["messages"] = json!([{"role": "system", "content": words(2, 200)}, question]);
+            let why = async |body: &Value, tenant: Option<&str>| {
+                let ask = Ask::chat(body).header("x-why", "open");
+                let ask =
+                    tenant.into_iter().fold(ask, |ask, tenant| ask.header("x-tenant", tenant));
+                let answer = rig.send(&ask).await;
+                rig.settle().await;
+                answer.header("x-warmpath-explain").map(str::to_owned).expect("an explanation")
+            };
+            for tenant in [Some("a"), Some("b"), None] {
+                assert!(why(&body, tenant).await.starts_with("reason=cold, "), "{tenant:?}");
+                assert!(why(&body, tenant).await.starts_with("reason=prefix, "), "{tenant:?}");
+            }
+            let mut image = body.clone();
+            let last =
+                image["messages"].as_array_mut().and_then(|list| list.last_mut()).expect("one");
+            last["content"] = json!([
+                {"type": "text", "text": last["content"]},
+                {"type": "image_url", "image_url": {"url": "data:image/png;base64,iVBORw0KGgo="}},
+            ]);
+            let told = why(&image, Some("a")).await;
+            assert!(
+                told.starts_with("reason=prefix, ") && told.contains(", known_tokens="),
+                "{told}"
+            );
+            let scrape = rig.scrape().await;
+            let partial = scrape.sum("warmpath_partial_prompts_total", &[("kind", "media")]);
+            assert_eq!(partial, 1.0);
+            assert_sessions_stay(&rig).await;
+            rig.finish().await;
+        },
+    );
+}
+
+/// Who answers so many requests whose prompts only the engine has.
+async fn answering(rig: &Rig, count: usize, ask: impl Fn() -> Ask) -> BTreeSet<String> {
+    let mut names = BTreeSet::new();
+    for _ in 0..count {
+        let answer = rig.send(&ask().header("x-why", "open")).await;
+        assert!(answer.header("x-warmpath-explain").is_some(), "{answer:?}");
+        names.insert(answer.replica().to_owned());
+    }
+    names
+}
+
+/// Prompts that cannot be matched go by the name of their session, if there is one.
+async fn assert_sessions_stay(rig: &Rig) {
+    let stored = |more: Value| {
+        let mut body = json!({"model": "qwen3", "input": "x", "previous_response_id": "resp_1"});
+        body["prompt_cache_key"] = more;
+        Ask::post("/v1/responses", body.to_string())
+    };
+    let mut homes = BTreeSet::new();
+    for session in 0..8 {
+        let by_body = answering(rig, 10, || stored(json!(format!("body {session}")))).await;
+        let name = format!("header {session}");
+        let by_header =
+            answering(rig, 10, || stored(json!("another")).header("x-session", name.clone())).await;
+        assert_eq!((by_body.len(), by_header.len()), (1, 1));
+        homes.extend(by_body.into_iter().chain(by_header));
+    }
+    assert_eq!(homes.len(), 2);
 }
 
 #[test]

@@ -311,9 +311,9 @@ async fn send_to_frozen(rig: &Rig, first: u64) -> Vec<JoinHandle<Answer>> {
 }
 
 #[test]
-fn what_a_stopped_replica_has_waits_for_it_and_nothing_else_does() {
+fn what_a_stopped_or_slow_replica_has_waits_for_it_and_nothing_else_does() {
     with_envoy(
-        "what_a_stopped_replica_has_waits_for_it_and_nothing_else_does",
+        "what_a_stopped_or_slow_replica_has_waits_for_it_and_nothing_else_does",
         |files| async move {
             let rig = Rig::start(&files, plan(3)).await;
             let tasks = send_to_frozen(&rig, 0).await;
@@ -327,10 +327,41 @@ fn what_a_stopped_replica_has_waits_for_it_and_nothing_else_does() {
             for task in tasks {
                 assert_eq!(task.await.unwrap().status, 200);
             }
+            assert_silence_is_waited_for(&rig).await;
             assert_eq!(rig.scrape().await.sum("warmpath_strikes_total", &[]), 0.0);
             rig.finish().await;
         },
     );
+}
+
+/// Longer than the 15 s that Envoy allows a whole answer unless its route says otherwise.
+const SILENCE: Duration = Duration::from_secs(16);
+
+/// Answers that say nothing for long come whole, streamed or not, and others meanwhile.
+async fn assert_silence_is_waited_for(rig: &Rig) {
+    let all = |slow| {
+        rig.replicas.iter().for_each(|handle| {
+            handle.replica.set_control(|control| control.slow = slow);
+        });
+    };
+    let before = rig.received().len();
+    all(SILENCE);
+    let silent = [chat(8_000_001, 60, 20), streamed(&chat(8_000_002, 60, 20))].map(|body| {
+        let address = rig.address;
+        tokio::spawn(async move {
+            let began = Instant::now();
+            let answer = Connection::open(address).await.send(&Ask::chat(&body)).await;
+            (answer, began.elapsed())
+        })
+    });
+    until("both are under way", || rig.received().len() == before + 2).await;
+    all(Duration::ZERO);
+    send_all(rig, 200..220).await;
+    for task in silent {
+        let (answer, took) = task.await.unwrap();
+        assert!(took >= SILENCE, "{took:?}");
+        assert_eq!((answer.status, answer.usage().completion_tokens), (200, 20), "{answer:?}");
+    }
 }
 
 #[test]

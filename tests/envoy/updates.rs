@@ -4,6 +4,7 @@ use crate::client::{Ask, Connection};
 use crate::harness::{Files, Plan, Rig, fresh_folder, start_replica, until, with_envoy};
 use crate::prompts::{chat, reusable};
 use crate::shipped::{Config, Part};
+use crate::stats::reasons_between;
 use crate::traffic::{LongStream, Traffic};
 use serde_json::json;
 use std::time::Duration;
@@ -280,8 +281,9 @@ fn a_hot_restart_loses_no_request() {
         // Any number that no other Envoy of this machine has.
         plan.config.arguments.push((std::process::id() % 100_000 + 1_000).to_string());
         let mut rig = Rig::start(&files, plan).await;
-        let ask = Ask::chat(&chat(99, 400, 1));
+        let [ask, early] = [99, 9_000_098].map(|seed| Ask::chat(&chat(seed, 400, 1)));
         rig.send(&ask).await;
+        rig.send(&early).await;
         let traffic = Traffic::start(rig.address, 3);
         let stream = LongStream::begin(rig.address, 1, 400).await;
         let mut old = rig.restart_hot(&files).await;
@@ -295,6 +297,19 @@ fn a_hot_restart_loses_no_request() {
         rig.settle().await;
         let warm = rig.send(&ask).await;
         assert_eq!(warm.usage().cached_tokens, reusable(warm.usage().prompt_tokens));
+        assert_forgotten_and_learned_anew(&rig, &early).await;
         rig.finish().await;
     });
+}
+
+/// What the process before placed is nobody's, as metrics tell, until it is asked for once.
+async fn assert_forgotten_and_learned_anew(rig: &Rig, ask: &Ask) {
+    let before = rig.scrape().await;
+    let first = rig.send(ask).await;
+    let reasons = reasons_between(&before, &rig.scrape().await);
+    assert_eq!(reasons.into_iter().collect::<Vec<_>>(), [("cold".to_owned(), 1)]);
+    rig.settle().await;
+    let again = rig.send(ask).await;
+    assert_eq!(again.replica(), first.replica());
+    assert_eq!(again.usage().cached_tokens, reusable(again.usage().prompt_tokens));
 }

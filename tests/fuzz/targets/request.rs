@@ -292,6 +292,7 @@ impl Fleet {
             prompt: PromptKnowledge::Tokens { tokens: ids, seed },
             adapter: None,
             answer_limit,
+            session: bytes.u64().is_multiple_of(2).then_some(7),
             tie_seed: bytes.u64(),
         };
         let mut index = PrefixIndex::new();

@@ -28,11 +28,15 @@ use std::time::Duration;
 use verdict::Kind;
 use warmpath::mock::engine::EngineConfig;
 
-/// The traces of the table, unless others are named, and the turns that their sessions are cut to. An agent asks again
-/// when it has its answer, so that a load needs many of them at once, and whole sessions of as many would be a hundred
-/// thousand requests.
-const TRACES: [(&str, Option<usize>); 4] =
-    [("mooncake", None), ("claude_code", Some(12)), ("magagent", Some(3)), ("azure_code", None)];
+/// The traces of the table, unless others are named; the turns that their sessions are cut to; and the prompt that ends
+/// them. An agent asks again when it has its answer, so that a load needs many of them at once, and whole sessions of as
+/// many would be a hundred thousand requests. One prompt of 900,000 tokens would raise every small cache.
+const TRACES: [(&str, Option<usize>, Option<u32>); 4] = [
+    ("mooncake", None, None),
+    ("claude_code", Some(12), Some(200_000)),
+    ("magagent", Some(3), None),
+    ("azure_code", None, None),
+];
 
 /// What to play. Without arguments it is the table of `docs/simulation.md`.
 #[derive(Args, Clone)]
@@ -58,7 +62,7 @@ pub struct GridArgs {
     #[arg(long, value_enum)]
     policy: Vec<Policy>,
     /// Requests of each run, at least: a number for each of the fleets, the last for those that have none.
-    #[arg(long, value_delimiter = ',', default_values_t = [4000, 10_000])]
+    #[arg(long, value_delimiter = ',', default_values_t = [1500, 4000])]
     requests: Vec<usize>,
     /// Turns that a session is cut to, in place of each trace's own number.
     #[arg(long)]
@@ -143,11 +147,11 @@ impl EngineArgs {
 /// When a trace cannot be read or offer a load, a file cannot be written, or the smoke test fails.
 pub fn run(args: &GridArgs) -> Result<(), String> {
     let args = if args.smoke { &smoke::smaller(args) } else { args };
-    let results = play(args)?;
+    let (results, unplayed) = play(args)?;
     if args.cells {
         results.iter().for_each(|result| print!("{}", report::cell(result)));
     }
-    print!("{}", report::summary(&results));
+    print!("{}{}", report::summary(&results), report::unplayed(&unplayed));
     if let Some(seconds) = crew::cpu_seconds() {
         println!("\n{seconds:.0} s of CPU");
     }
@@ -156,7 +160,9 @@ pub fn run(args: &GridArgs) -> Result<(), String> {
     };
     write(&args.csv, &|| files::csv(&results))?;
     write(&args.json, &|| format!("{:#}\n", files::json(&results, setting(args))))?;
-    write(&args.markdown, &|| report::markdown(&results, &args.tuned_on))?;
+    write(&args.markdown, &|| {
+        report::markdown(&results, &args.tuned_on) + &report::unplayed(&unplayed)
+    })?;
     write(&args.svg, &|| plot::svg(&results))?;
     if args.smoke { smoke::check(&results) } else { Ok(()) }
 }
@@ -184,8 +190,8 @@ fn setting(args: &GridArgs) -> serde_json::Value {
     })
 }
 
-/// Plays every cell, with every seed, under every policy.
-fn play(args: &GridArgs) -> Result<Vec<Played>, String> {
+/// Plays every cell, with every seed, under every policy. Beside the results, the cells whose load a trace cannot offer.
+fn play(args: &GridArgs) -> Result<(Vec<Played>, Vec<String>), String> {
     let traces = traces(args)?;
     let cells = cells::all(traces.len(), &args.replicas, &args.cache, &args.load);
     let seeds = args.seeds.max(1) as usize;
@@ -198,16 +204,21 @@ fn play(args: &GridArgs) -> Result<Vec<Played>, String> {
         one(args, cell, trace.ok_or("no such trace")?, seed as u64 + 1)
     };
     let played = crew::work(pieces, jobs.unwrap_or(1), piece, |_, done| progress(done, pieces))?;
-    let pooled = cells.into_iter().zip(played.chunks(seeds)).map(|(cell, seeds)| {
+    let (mut results, mut unplayed) = (Vec::new(), Vec::new());
+    for (cell, seeds) in cells.into_iter().zip(played.chunks(seeds)) {
         let trace = traces.get(cell.trace).and_then(|seeds| seeds.first());
-        pool(cell, trace.map_or("", |trace| trace.name.as_str()), &policies(args), seeds)
-    });
-    Ok(pooled.collect())
+        let trace = trace.map_or("", |trace| trace.name.as_str());
+        match seeds.iter().map(Option::as_ref).collect::<Option<Vec<&One>>>() {
+            Some(seeds) => results.push(pool(cell, trace, &policies(args), &seeds)),
+            None => unplayed.push(cell.name(trace)),
+        }
+    }
+    Ok((results, unplayed))
 }
 
 /// Each trace with each seed.
 fn traces(args: &GridArgs) -> Result<Vec<Vec<Trace>>, String> {
-    let named = TRACES.map(|(name, _)| name.to_owned()).to_vec();
+    let named = TRACES.map(|(name, ..)| name.to_owned()).to_vec();
     let names = if args.names.is_empty() { &named } else { &args.names };
     let seeds = 1..=args.seeds.max(1);
     names
@@ -228,39 +239,40 @@ struct One {
     is_raised: bool,
 }
 
-fn one(args: &GridArgs, cell: &Cell, trace: &Trace, seed: u64) -> Result<One, String> {
+fn one(args: &GridArgs, cell: &Cell, trace: &Trace, seed: u64) -> Result<Option<One>, String> {
     let cut = cut(args, cell, &trace.name);
     let engine = args.engine.engine();
     let equipment = Equipment { engine, threads: args.threads, cost: args.cost.clone() };
-    let scene = Scene::of(trace, cell, cut, &equipment, seed)?;
+    let Some(scene) = Scene::of(trace, cell, cut, &equipment, seed)? else { return Ok(None) };
     let policies = policies(args).into_iter().map(|policy| {
         let samples = scene.fleet.play(&scene.trace, policy, seed);
         let samples = samples.map_err(|error| format!("{}: {error}", policy.name()))?;
         Ok(Seed::of(&samples, cell.replicas))
     });
-    Ok(One {
+    Ok(Some(One {
         policies: policies.collect::<Result<_, String>>()?,
         target: scene.target(),
         ceiling: scene.ceiling(),
         is_raised: scene.is_raised,
-    })
+    }))
 }
 
 fn cut(args: &GridArgs, cell: &Cell, trace: &str) -> Cut {
     let fleet = args.replicas.iter().position(|replicas| *replicas == cell.replicas);
     let requests = fleet.and_then(|fleet| args.requests.get(fleet)).or(args.requests.last());
-    let own = TRACES.iter().find(|(name, _)| *name == trace).and_then(|(_, turns)| *turns);
+    let own = TRACES.iter().find(|(name, ..)| *name == trace);
     Cut {
         requests: requests.copied().unwrap_or(1),
-        turns: args.turns.or(own),
-        prompt_tokens: args.prompt_tokens,
+        turns: args.turns.or(own.and_then(|(_, turns, _)| *turns)),
+        prompt_tokens: args.prompt_tokens.or(own.and_then(|(.., tokens)| *tokens)),
     }
 }
 
 /// All seeds of a cell together.
-fn pool(cell: Cell, trace: &str, policies: &[Policy], seeds: &[One]) -> Played {
-    let mean =
-        |part: fn(&One) -> f64| seeds.iter().map(part).sum::<f64>() / seeds.len().max(1) as f64;
+fn pool(cell: Cell, trace: &str, policies: &[Policy], seeds: &[&One]) -> Played {
+    let mean = |part: fn(&One) -> f64| {
+        seeds.iter().map(|one| part(one)).sum::<f64>() / seeds.len().max(1) as f64
+    };
     let played = policies.iter().enumerate().map(|(number, policy)| {
         let seeds = seeds.iter().filter_map(|one| one.policies.get(number));
         let kind = match policy {

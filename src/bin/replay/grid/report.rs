@@ -57,6 +57,17 @@ fn row(played: &Played) -> Vec<String> {
     cells
 }
 
+/// The cells that were not played.
+pub fn unplayed(cells: &[String]) -> String {
+    if cells.is_empty() {
+        return String::new();
+    }
+    let mut text =
+        String::from("\nNot played, as the trace cannot offer the load with as many requests:\n\n");
+    cells.iter().for_each(|cell| text.push_str(&format!("- {cell}\n")));
+    text
+}
+
 /// The promises, and whether they are kept.
 pub fn summary(results: &[Result]) -> String {
     let summary = Summary::of(results);

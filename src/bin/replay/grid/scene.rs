@@ -1,10 +1,11 @@
 //! What one cell is played with: a trace made to fit, a fleet, and what is asked of it.
 
 use super::cells::Cell;
-use crate::simulate::{Ceiling, FleetConfig};
-use crate::stats::Quantiles;
+use crate::simulate::{Ceiling, FleetConfig, Policy};
+use crate::stats::{Quantiles, Sample};
 use crate::trace::Trace;
 use crate::trace::load::{self, Load};
+use crate::trace::work;
 use hashbrown::HashSet;
 use std::time::Duration;
 use warmpath::mock::engine::EngineConfig;
@@ -46,17 +47,17 @@ pub struct Scene {
 }
 
 impl Scene {
-    /// Of a cell and a seed.
+    /// Of a cell and a seed; none where the trace cannot offer the load.
     ///
     /// # Errors
-    /// When the trace cannot offer the load.
+    /// When the fleet makes no sense, or a request cannot be placed.
     pub fn of(
         trace: &Trace,
         cell: &Cell,
         cut: Cut,
         equipment: &Equipment,
         seed: u64,
-    ) -> Result<Self, String> {
+    ) -> Result<Option<Self>, String> {
         let load = Load {
             replicas: cell.replicas,
             share: cell.load,
@@ -65,16 +66,19 @@ impl Scene {
             prompt_tokens: cut.prompt_tokens,
             seed,
         };
-        let trace = load::scale(trace, &equipment.engine, &load)?.trace;
-        let cache = load::cache(&trace, cell.replicas, cell.cache);
+        let Ok(endless) = load::scale(trace, &equipment.engine, &load) else { return Ok(None) };
+        let cache = load::cache(&endless.trace, cell.replicas, cell.cache);
         let engine = EngineConfig {
-            block_size: trace.block_tokens as usize,
+            block_size: endless.trace.block_tokens as usize,
             capacity_blocks: cache.blocks,
             ..equipment.engine.clone()
         };
         let fleet = FleetConfig::equal(cell.replicas, engine, &equipment.cost)?;
         let fleet = FleetConfig { threads: equipment.threads, ..fleet };
-        Ok(Self { trace, fleet, is_raised: cache.is_raised })
+        let more = needed(&fleet, &endless.trace, seed)? / endless.work.as_secs_f64();
+        let load = Load { share: load.share / more.max(1.0), ..load };
+        let trace = load::scale(trace, &equipment.engine, &load)?.trace;
+        Ok(Some(Self { trace, fleet, is_raised: cache.is_raised }))
     }
 
     /// The hit rate of one infinite cache for the fleet.
@@ -99,6 +103,17 @@ impl Scene {
     }
 }
 
+/// The work that is left with caches of this size, in replica-seconds, where it is known beforehand who comes back.
+fn needed(fleet: &FleetConfig, trace: &Trace, seed: u64) -> Result<f64, String> {
+    let samples = fleet.play(trace, Policy::Lookahead, seed)?;
+    let prefill = |sample: &Sample| {
+        work::prefill(sample.prompt_tokens as f64, sample.cached_tokens as f64, &fleet.engine)
+    };
+    let turns = trace.sessions.iter().flat_map(|session| &session.turns);
+    let answers: f64 = turns.map(|turn| work::decode(turn, &fleet.engine)).sum();
+    Ok(samples.iter().map(prefill).sum::<f64>() + answers)
+}
+
 /// How long an idle engine takes for a prompt of which so many tokens are not cached.
 fn first_token(engine: &EngineConfig, prompt: f64, uncached: f64) -> Duration {
     let steps = (uncached / engine.max_num_batched_tokens.max(1) as f64).ceil();
@@ -119,7 +134,7 @@ mod tests {
             Equipment { engine: EngineConfig::default(), threads: 1, cost: "{}".to_owned() };
         let cut = Cut { requests: 200, turns: None, prompt_tokens: None };
         let trace = open("conversations", &Options::default(), seed).unwrap();
-        Scene::of(&trace, cell, cut, &equipment, seed).unwrap()
+        Scene::of(&trace, cell, cut, &equipment, seed).unwrap().unwrap()
     }
 
     #[test]

@@ -1,6 +1,6 @@
 //! The whole grid in numbers: how many cells are won, and which are not.
 
-use super::cells::{Column, Result};
+use super::cells::{Cell, Column, Result};
 use super::verdict::{BOUND_LOAD, Kind, MARGIN, MOST_ABOVE, MOST_BELOW_BOUND};
 
 /// So many of so many.
@@ -37,7 +37,7 @@ impl Count {
         self.n += usize::from(is);
     }
 
-    /// As a part; all of nothing.
+    /// As a part; all of nothing, which [`std::fmt::Display`] says.
     pub fn share(self) -> f64 {
         if self.of == 0 { 1.0 } else { self.n as f64 / self.of as f64 }
     }
@@ -45,6 +45,9 @@ impl Count {
 
 impl std::fmt::Display for Count {
     fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        if self.of == 0 {
+            return f.write_str("not played");
+        }
         write!(f, "{} of {} ({:.1} %)", self.n, self.of, self.share() * 100.0)
     }
 }
@@ -135,12 +138,23 @@ impl Summary {
 impl Result {
     /// Which cell, for a reader.
     pub fn name(&self) -> String {
-        format!("{}, load {:.0} %", self.column_name(), self.cell.load * 100.0)
+        self.cell.name(&self.trace)
     }
 
     /// Which cell but for its load.
     pub fn column_name(&self) -> String {
-        format!("{}, {} replicas, cache {}", self.trace, self.cell.replicas, self.cell.cache)
+        self.cell.column_name(&self.trace)
+    }
+}
+
+impl Cell {
+    /// Which cell of a trace, for a reader.
+    pub fn name(&self, trace: &str) -> String {
+        format!("{}, load {:.0} %", self.column_name(trace), self.load * 100.0)
+    }
+
+    fn column_name(&self, trace: &str) -> String {
+        format!("{trace}, {} replicas, cache {}", self.replicas, self.cache)
     }
 }
 

@@ -203,6 +203,7 @@ impl Router for Gateway {
             prompt: PromptKnowledge::Hashed { prompt_tokens: ask.prompt_tokens, chains: &chains },
             adapter: None,
             answer_limit: Some(ask.answer_tokens),
+            session: None,
             tie_seed: ask.id.0,
         };
         let decision = route::decide(&self.route, &view, &question);

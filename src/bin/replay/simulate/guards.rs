@@ -15,7 +15,7 @@ struct Command {
     args: SimulateArgs,
 }
 
-fn args(line: &str) -> SimulateArgs {
+pub(super) fn args(line: &str) -> SimulateArgs {
     Command::parse_from(std::iter::once("simulate").chain(line.split_whitespace())).args
 }
 
@@ -51,7 +51,13 @@ fn error(samples: &[Sample]) -> f64 {
 const BLOCK: u32 = 16;
 
 /// A session of so many turns that each add so many blocks, the first `shared` of them everybody's.
-fn session(number: u64, arrival: f64, turns: usize, blocks: u64, shared: u64) -> Session {
+pub(super) fn session(
+    number: u64,
+    arrival: f64,
+    turns: usize,
+    blocks: u64,
+    shared: u64,
+) -> Session {
     let id = |n: u64| if n < shared { 1 + n } else { (number + 2) * 1_000_000 + n };
     let turn = |turn: usize| {
         let from = turn as u64 * blocks;
@@ -72,7 +78,7 @@ fn session(number: u64, arrival: f64, turns: usize, blocks: u64, shared: u64) ->
     }
 }
 
-fn trace(sessions: Vec<Session>) -> Trace {
+pub(super) fn trace(sessions: Vec<Session>) -> Trace {
     Trace { name: "guard".to_owned(), block_tokens: BLOCK, sessions }
 }
 
@@ -95,6 +101,26 @@ fn correction_follows_caches_that_shrink() {
     assert!(with[0] < 1.0 && without[0] < 1.0);
     assert!(with[2] < 5.0 && with[3] < 5.0, "{with:?} against {without:?}");
     assert!(without[3] > 10.0, "{with:?} against {without:?}");
+}
+
+/// As when an engine sleeps, or is told to forget: the process is the same, and says nothing of it.
+#[test]
+fn a_cache_that_is_reset_misleads_no_more_than_the_next_requests() {
+    let line = "--requests 1200 --duration 16 --fault 6:cache:2:1 --fault 6.000001:cache:2:7000";
+    let mut there = play(line, 1);
+    there.retain(|s| s.replica.as_deref() == Some("replica 02") && s.failures == 0);
+    let missing = |samples: &[Sample]| {
+        let tokens = |s: &Sample| s.predicted_tokens.unwrap_or(0).saturating_sub(s.cached_tokens);
+        let all: u64 = samples.iter().map(|sample| sample.prompt_tokens).sum();
+        100.0 * samples.iter().map(tokens).sum::<u64>() as f64 / all as f64
+    };
+    let (before, after) =
+        there.split_at(there.iter().position(|s| s.arrival.as_secs_f64() > 6.0).unwrap());
+    let (first, rest) = after.split_at(30);
+    let missing = [before, first, rest].map(missing);
+    println!("{missing:?} percent");
+    assert!(rest.len() > 100 && missing[0] < 0.5 && missing[1] > 5.0, "{missing:?}");
+    assert!(missing[2] < 0.5, "{missing:?}");
 }
 
 #[test]

@@ -14,6 +14,8 @@ mod guards;
 mod policy;
 mod replica;
 mod run;
+#[cfg(test)]
+mod spread;
 
 use crate::stats::Run;
 use crate::table;

@@ -15,7 +15,7 @@ pub mod open;
 mod packed;
 pub mod shape;
 mod texts;
-mod work;
+pub mod work;
 mod writing;
 
 pub use describe::{TraceArgs, run};

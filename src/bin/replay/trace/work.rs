@@ -69,7 +69,7 @@ impl Works {
             let turns = session.turns.iter().map(|turn| {
                 let known = turn.blocks.iter().take_while(|block| seen.contains(*block)).count();
                 seen.extend(turn.blocks.iter().chain(&turn.answer_blocks));
-                work(turn, (turn.keep + known) as f64 * f64::from(trace.block_tokens), engine)
+                of_turn(turn, (turn.keep + known) as f64 * f64::from(trace.block_tokens), engine)
             });
             Times { family, behind: arrival - family, turns: turns.collect() }
         };
@@ -152,19 +152,29 @@ impl Works {
     }
 }
 
-fn work(turn: &Turn, cached: f64, engine: &EngineConfig) -> Work {
-    let prompt = f64::from(turn.prompt_tokens);
+fn of_turn(turn: &Turn, cached: f64, engine: &EngineConfig) -> Work {
+    let prefill = prefill(f64::from(turn.prompt_tokens), cached, engine);
+    let answer = f64::from(turn.answer_tokens);
+    let (step, each) = (engine.step_base.as_secs_f64(), engine.decode_per_sequence.as_secs_f64());
+    Work {
+        think: turn.think.as_secs_f64(),
+        work: prefill + decode(turn, engine),
+        takes: prefill + answer * (each + step),
+    }
+}
+
+/// The work of a prompt, in replica-seconds, where so many of its tokens are cached.
+pub fn prefill(prompt: f64, cached: f64, engine: &EngineConfig) -> f64 {
     // An engine computes the last token in any case.
     let uncached = (prompt - cached).max(1.0);
     let attended = uncached * (prompt - uncached / 2.0);
-    let prefill = uncached / engine.prefill_rate + attended / engine.attention_rate;
-    let answer = f64::from(turn.answer_tokens);
-    let (step, decode) = (engine.step_base.as_secs_f64(), engine.decode_per_sequence.as_secs_f64());
-    Work {
-        think: turn.think.as_secs_f64(),
-        work: prefill + answer * (decode + step / engine.max_num_seqs.max(1) as f64),
-        takes: prefill + answer * (decode + step),
-    }
+    uncached / engine.prefill_rate + attended / engine.attention_rate
+}
+
+/// The work of a turn's answer, in replica-seconds, in full steps.
+pub fn decode(turn: &Turn, engine: &EngineConfig) -> f64 {
+    let (step, each) = (engine.step_base.as_secs_f64(), engine.decode_per_sequence.as_secs_f64());
+    f64::from(turn.answer_tokens) * (each + step / engine.max_num_seqs.max(1) as f64)
 }
 
 /// A time from a number that may be too large for one.
