@@ -25,6 +25,10 @@ pub struct Charge {
 impl Charge {
     /// The recent tokens, decayed to `now`.
     pub fn recent(&self, now: Moment, half_life: Duration) -> f64 {
+        // Those of all VMs together are of this very moment.
+        if now <= self.recent_at {
+            return self.recent_tokens;
+        }
         let halvings = now.since(self.recent_at).as_secs_f64() / half_life.as_secs_f64();
         self.recent_tokens * (-halvings).exp2()
     }

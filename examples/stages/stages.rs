@@ -10,7 +10,8 @@ use std::time::{Duration, Instant};
 use warmpath::charge::Charges;
 use warmpath::config::Config;
 use warmpath::index::PrefixIndex;
-use warmpath::learn::Rates;
+use warmpath::learn::{Rates, Speed};
+use warmpath::replicas::models::Served;
 use warmpath::replicas::stats::Report;
 use warmpath::replicas::strikes::Strikes;
 use warmpath::replicas::{Member, Moment, ReplicaId, ReplicaTable};
@@ -354,12 +355,15 @@ fn decide(input: &str, prompts: &[Vec<u32>], replicas: usize, held: Held) -> Cas
 
 const CAPACITY: usize = 65_536;
 
-/// Replicas full of other prompts, with requests in flight and reports.
+/// Replicas full of other prompts, with requests in flight and reports, that have listed their models and whose speed is
+/// known.
 struct Fleet {
     route: Option<RouteConfig>,
     table: ReplicaTable,
     index: PrefixIndex,
     charges: Charges,
+    rates: Rates,
+    names: [String; 1],
     now: Moment,
 }
 
@@ -370,7 +374,7 @@ impl Fleet {
         let members: Vec<Member> =
             (0..replicas).map(|n| Member::healthy(format!("10.0.0.{n}:8000"))).collect();
         table.set_members("c", &members);
-        let mut charges = Charges::default();
+        let (mut charges, mut rates) = (Charges::default(), Rates::default());
         for (id, n) in table.iter().map(|replica| replica.id).zip(0u64..) {
             for prompt in 0..=CAPACITY as u64 / 625 {
                 let first = 1 << 40 | n << 32 | prompt << 12;
@@ -380,6 +384,7 @@ impl Fleet {
             for _ in 0..4 {
                 charges.start(id, 1000 * n, now, Duration::from_secs(5));
             }
+            rates.insert(id, Speed { prefill_tokens_per_s: Some(9000.0), ..Speed::default() });
         }
         for slot in 0..replicas {
             let report = Report {
@@ -391,9 +396,13 @@ impl Fleet {
                 ..Report::default()
             };
             table.set_report(slot as u32, &report, 4, now);
+            table.set_models(slot as u32, vec![Served::named("m")]);
         }
         let route = Config::parse(CONFIGURATION).ok().map(|config| config.route);
-        Self { route, table, index, charges, now }
+        // Of all VMs together they are summed for each decision.
+        let (now, mut all) = (now.plus(Duration::from_secs(1)), Charges::default());
+        all.add(&charges, now, Duration::from_secs(5));
+        Self { route, table, index, charges: all, rates, names: ["m".to_owned()], now }
     }
 
     fn chains(&self, ids: &[u32]) -> Chains {
@@ -405,14 +414,12 @@ impl Fleet {
 
     fn decide(&self, steps: &mut Steps, chains: &[Chain]) {
         let strikes = Strikes::default();
-        let now = self.now.plus(Duration::from_secs(1));
-        let Self { table, index, charges, .. } = self;
-        let rates = Rates::default();
-        let view = View { table, index, charges, strikes: &strikes, rates: &rates, now };
+        let Self { table, index, charges, rates, now, .. } = self;
+        let view = View { table, index, charges, strikes: &strikes, rates, now: *now };
         let prompt = PromptKnowledge::Hashed { prompt_tokens: DECISION_TOKENS, chains };
         let question = Question {
             cluster: "c",
-            model_names: &[],
+            model_names: &self.names,
             adapter: None,
             prompt,
             answer_limit: None,

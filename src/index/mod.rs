@@ -99,18 +99,29 @@ impl<'a> Stretch<'a> {
 }
 
 /// How far each replica holds a chain.
-#[derive(Debug, Clone, Default)]
+#[derive(Debug, Clone)]
 pub struct Overlaps<'a> {
-    slots: Option<&'a HashMap<ReplicaId, Slot>>,
+    index: &'a PrefixIndex,
+    /// Of the whole chain.
+    all: usize,
     blocks: Vec<u32>,
 }
 
 impl Overlaps<'_> {
     /// Blocks of the chain, counted from the root without a gap, that the replica holds.
     pub fn of(&self, replica: ReplicaId) -> usize {
-        let slot = self.slots.and_then(|slots| slots.get(&replica));
-        let blocks = slot.and_then(|slot| self.blocks.get(usize::from(*slot)));
-        blocks.map_or(0, |blocks| *blocks as usize)
+        self.index.slots.get(&replica).map_or(0, |slot| self.by(*slot))
+    }
+
+    /// These, and what the replica would evict for the others: see [`PrefixIndex::would_evict`].
+    pub fn outlook(&self, replica: ReplicaId) -> (usize, Evicted) {
+        let Some(slot) = self.index.slots.get(&replica) else { return (0, Evicted::default()) };
+        let blocks = self.by(*slot);
+        (blocks, self.index.tree.would_evict(*slot, self.all.saturating_sub(blocks)))
+    }
+
+    fn by(&self, slot: Slot) -> usize {
+        self.blocks.get(usize::from(slot)).map_or(0, |blocks| *blocks as usize)
     }
 }
 
@@ -170,26 +181,24 @@ impl PrefixIndex {
     /// How far each replica holds this chain.
     pub fn overlaps(&self, chain: &[BlockHash]) -> Overlaps<'_> {
         let mut blocks = vec![0; self.tree.shadows.len()];
-        let path = self.tree.path(chain);
-        let all = path.first().map_or(0, |first| self.tree.holds_of(first.segment).count());
         let mut found = 0;
-        // A replica's deepest hold says all. Most replicas that hold anything of a prompt hold much of it.
-        for place in path.iter().rev() {
-            let start = self.tree.segments.get(place.segment).map_or(0, |segment| segment.start);
-            for (_, hold) in self.tree.holds_of(place.segment) {
-                match blocks.get_mut(usize::from(hold.slot)) {
-                    Some(blocks) if *blocks == 0 => {
-                        *blocks = start + hold.held.min(place.blocks);
-                        found += 1;
-                    }
-                    _ => {}
+        // A replica's deepest hold says all.
+        for place in self.tree.path(chain).iter().rev() {
+            let Some(segment) = self.tree.segments.get(place.segment) else { continue };
+            // Whoever was found deeper is among those who hold this.
+            let mut new = segment.holders.saturating_sub(found);
+            found += new;
+            let mut holds = self.tree.holds_of(place.segment);
+            while new > 0
+                && let Some((_, hold)) = holds.next()
+            {
+                if let Some(blocks @ 0) = blocks.get_mut(usize::from(hold.slot)) {
+                    *blocks = segment.start + hold.held.min(place.blocks);
+                    new -= 1;
                 }
             }
-            if found >= all {
-                break;
-            }
         }
-        Overlaps { slots: Some(&self.slots), blocks }
+        Overlaps { index: self, all: chain.len(), blocks }
     }
 
     /// How many blocks of this chain, counted from the root without a gap, the replica holds.

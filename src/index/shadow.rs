@@ -175,8 +175,12 @@ impl Tree {
             }
         }
         sum += u128::from(last) * left as u128;
-        let used = sum.checked_div(wanted as u128).unwrap_or(0);
-        Evicted { blocks: wanted, used: u64::try_from(used).unwrap_or(u64::MAX) }
+        // Wide divisions are slow, and hardly ever needed.
+        let used = match u64::try_from(sum) {
+            Ok(sum) => sum.checked_div(wanted as u64).unwrap_or(0),
+            Err(_) => u64::try_from(sum / wanted.max(1) as u128).unwrap_or(u64::MAX),
+        };
+        Evicted { blocks: wanted, used }
     }
 
     /// Takes from a replica everything behind a place.

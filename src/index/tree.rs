@@ -35,6 +35,8 @@ pub(super) struct Segment {
     pub(super) start: u32,
     /// The first of its holds; each has the next one's number.
     pub(super) holds: u32,
+    /// How many these are.
+    pub(super) holders: u32,
     /// Segments that follow.
     pub(super) children: u32,
 }
@@ -326,9 +328,15 @@ impl Tree {
         self.touch(at, used);
     }
 
+    /// Puts a hold behind a segment's first one. Those that came first and those that came last are seen first, and one of
+    /// these is who leaves a path here, where replicas leave it one by one.
     fn attach(&mut self, id: u32, at: u32) {
         let Some(segment) = self.segments.get_mut(id) else { return };
-        let next = std::mem::replace(&mut segment.holds, at);
+        segment.holders += 1;
+        let next = match self.holds.get_mut(segment.holds) {
+            Some(first) => std::mem::replace(&mut first.next, at),
+            None => std::mem::replace(&mut segment.holds, at),
+        };
         if let Some(hold) = self.holds.get_mut(at) {
             hold.segment = id;
             hold.next = next;
@@ -368,7 +376,15 @@ impl Tree {
             start = parent.start + parent.len();
         }
         let rest = rest.into();
-        self.segments.put(Segment { head, rest, parent, start, holds: NONE, children: 0 })
+        self.segments.put(Segment {
+            head,
+            rest,
+            parent,
+            start,
+            holds: NONE,
+            holders: 0,
+            children: 0,
+        })
     }
 
     /// Makes blocks `from..to` of a segment findable, those that are to be.
@@ -405,8 +421,10 @@ impl Tree {
         let front: Box<[BlockHash]> = front.into();
         (segment.head, segment.rest) = (*new_head, back.into());
         segment.start += blocks;
+        segment.holders = 0;
         let mut next = std::mem::replace(&mut segment.holds, NONE);
-        let new = Segment { head, rest: front, parent, start, holds: NONE, children: 1 };
+        let new =
+            Segment { head, rest: front, parent, start, holds: NONE, holders: 0, children: 1 };
         let new = self.segments.put(new);
         self.segments.get_mut(id)?.parent = new;
         self.index(new, 0, blocks);
@@ -475,6 +493,9 @@ impl Tree {
     }
 
     fn detach(&mut self, id: u32, at: u32, next: u32) {
+        if let Some(segment) = self.segments.get_mut(id) {
+            segment.holders = segment.holders.saturating_sub(1);
+        }
         let before = self.holds_of(id).find(|(_, hold)| hold.next == at).map(|(id, _)| id);
         match before.and_then(|before| self.holds.get_mut(before)) {
             Some(before) => before.next = next,
@@ -497,8 +518,15 @@ impl Tree {
         self.unindex(id, held, len);
         if held == 0 {
             let head = BlockHash(0);
-            let vacant =
-                Segment { head, rest: [].into(), parent: NONE, start: 0, holds: NONE, children: 0 };
+            let vacant = Segment {
+                head,
+                rest: [].into(),
+                parent: NONE,
+                start: 0,
+                holds: NONE,
+                holders: 0,
+                children: 0,
+            };
             self.segments.take(id, vacant);
             if let Some(parent) = self.segments.get_mut(parent) {
                 parent.children = parent.children.saturating_sub(1);

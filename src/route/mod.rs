@@ -8,6 +8,8 @@ mod field_tests;
 mod guards;
 #[cfg(test)]
 mod herd_tests;
+#[cfg(test)]
+mod naive;
 mod overload;
 mod policy;
 mod reason;
@@ -17,8 +19,8 @@ mod session;
 pub use policy::Policy;
 pub use reason::Reason;
 
-use crate::charge::Charges;
-use crate::index::{Overlaps, PrefixIndex, Stretch};
+use crate::charge::{Charge, Charges};
+use crate::index::{Evicted, Overlaps, PrefixIndex, Stretch};
 use crate::learn::Rates;
 use crate::replicas::strikes::Strikes;
 use crate::replicas::{Health, Moment, Replica, ReplicaId, ReplicaTable};
@@ -164,13 +166,45 @@ pub struct Candidate {
     pub queued: f64,
     /// What that rests on.
     signals: Signals,
-    block_size: BlockSize,
 }
 
-impl Candidate {
+/// One replica while all are compared: what is only wanted of the few that are ranked is still to be had from it.
+#[derive(Debug)]
+struct Weighed<'a> {
+    replica: &'a Replica,
+    block_size: BlockSize,
+    held_blocks: usize,
+    overlap_tokens: u32,
+    signals: Signals,
+    cost: Cost,
+    /// The cost's sum.
+    total: f64,
+}
+
+impl Weighed<'_> {
     /// Requests there: own ones, and those of others that it reports.
     fn requests(&self) -> f64 {
         self.signals.in_flight + self.signals.foreign()
+    }
+
+    /// Lets it cost what these signals say.
+    fn reweigh(&mut self, config: &CostConfig, signals: Signals) {
+        self.signals = signals;
+        self.cost = score::cost(config, &signals);
+        self.total = self.cost.total();
+    }
+
+    fn candidate(&self, config: &CostConfig) -> Candidate {
+        Candidate {
+            id: self.replica.id,
+            address: self.replica.address.clone(),
+            overlap_tokens: self.overlap_tokens,
+            held_blocks: self.held_blocks,
+            cost: self.cost,
+            work: self.signals.work(config),
+            queued: self.signals.queued(config),
+            signals: self.signals,
+        }
     }
 }
 
@@ -297,11 +331,10 @@ fn choose(
         PromptKnowledge::Hashed { prompt_tokens, .. } => prompt_tokens,
         PromptKnowledge::Unknown { estimated_tokens, .. } => estimated_tokens,
     };
-    // Each chain is walked once, whoever holds it.
-    let overlaps: Vec<Overlaps<'_>> =
-        chains.iter().map(|chain| view.index.overlaps(chain.hashes())).collect();
-    let in_flight: f64 =
-        replicas.iter().map(|r| f64::from(view.charges.of(identity(r.id)).requests)).sum();
+    let known = Known::of(view.index, chains);
+    let charges: Vec<Charge> =
+        replicas.iter().map(|replica| view.charges.of(identity(replica.id))).collect();
+    let in_flight: f64 = charges.iter().map(|charge| f64::from(charge.requests)).sum();
     let request = Request {
         prompt_tokens,
         answer_limit: question.answer_limit,
@@ -310,35 +343,34 @@ fn choose(
         session: question.session.filter(|_| !question.prompt.is_matched()),
         identity,
     };
-    let mut candidates: Vec<Candidate> = replicas
+    let mut weighed: Vec<Weighed<'_>> = replicas
         .iter()
-        .map(|replica| weigh(config, view, &request, replica, (chains, &overlaps)))
+        .zip(&charges)
+        .map(|(replica, charge)| weigh(config, view, &request, (replica, charge), &known))
         .collect();
-    guards::relieve(config, &mut candidates);
+    guards::relieve(config, &mut weighed);
     let retry_after_s =
-        overload::retry_after(config.max_cost_s, &candidates, &question.prompt, chains);
+        overload::retry_after(config.max_cost_s, &weighed, &question.prompt, chains);
     if retry_after_s.is_some() {
         return Decision { retry_after_s, ..Decision::unrouted(Reason::Overloaded) };
     }
-    match request.session.filter(|_| config.policy == Policy::Warmpath) {
+    let ranked = match request.session.filter(|_| config.policy == Policy::Warmpath) {
         Some(session) => {
-            policy::by_cost(&mut candidates, |sorted| session::home(config, sorted, session))
+            policy::by_cost(&weighed, |best| session::home(config, &weighed, best, session))
         }
-        None => config.policy.rank(config, &mut candidates, chains, question.tie_seed),
-    }
+        None => config.policy.rank(config, &weighed, chains, question.tie_seed),
+    };
     let suspended_overlap =
-        suspended.iter().map(|r| overlap(config, r, identity(r.id), (chains, &overlaps)).1);
-    let rivals = Rivals::of(&candidates, suspended_overlap.max().unwrap_or(0));
-    let best_overlap = candidates.iter().map(|c| c.overlap_tokens).max().unwrap_or(0);
-    candidates.truncate(MAX_RANKED);
-    let chosen = candidates.first();
-    let chain = chosen
-        .and_then(|chosen| chains.iter().find(|chain| chain.block_size() == chosen.block_size))
-        .cloned();
-    let reason = reason(question, chosen, chain.as_ref(), best_overlap);
+        suspended.iter().map(|replica| known.by(config, replica, identity(replica.id)).tokens);
+    let first = ranked.first().copied().unwrap_or_default();
+    let rivals = Rivals::of(&weighed, first, suspended_overlap.max().unwrap_or(0));
+    let chosen = weighed.get(first);
+    let chain = chosen.and_then(|chosen| known.chain(chosen.block_size)).cloned();
+    let reason = reason(question, chosen, chain.as_ref(), rivals.overlap_tokens);
+    let ranked = ranked.iter().filter_map(|at| weighed.get(*at));
     Decision {
         reason,
-        ranked: candidates,
+        ranked: ranked.map(|weighed| weighed.candidate(&config.cost)).collect(),
         chain,
         prompt_tokens,
         suspended: suspended.len(),
@@ -352,25 +384,31 @@ fn serving<'a>(
     table: &'a ReplicaTable,
     question: &Question<'a>,
 ) -> Result<Vec<&'a Replica>, Reason> {
-    let known: Vec<&Replica> = table.in_cluster(question.cluster).collect();
-    if known.is_empty() {
-        return Err(Reason::NoReplicas);
+    let mut is_empty = true;
+    let mut healthy = Vec::with_capacity(table.places().size_hint().0);
+    for replica in table.in_cluster(question.cluster) {
+        is_empty = false;
+        if replica.health == Health::Healthy {
+            healthy.push(replica);
+        }
     }
-    let healthy: Vec<&Replica> =
-        known.into_iter().filter(|replica| replica.health == Health::Healthy).collect();
     if healthy.is_empty() {
-        return Err(Reason::NoHealthyReplica);
+        return Err(if is_empty { Reason::NoReplicas } else { Reason::NoHealthyReplica });
     }
     let names = question.model_names;
     if names.is_empty() {
         return Ok(healthy);
     }
-    let of = |serves: Option<bool>| -> Vec<&Replica> {
-        healthy.iter().filter(|replica| replica.serves(names) == serves).copied().collect()
-    };
+    let (mut serving, mut unheard) = (Vec::with_capacity(healthy.len()), Vec::new());
+    for replica in healthy {
+        match replica.serves(names) {
+            Some(true) => serving.push(replica),
+            Some(false) => {}
+            None => unheard.push(replica),
+        }
+    }
     // Who has not listed its models yet has just come, or come back as another model's.
-    let serving = Some(of(Some(true))).filter(|serving| !serving.is_empty());
-    let serving = serving.unwrap_or_else(|| of(None));
+    let serving = if serving.is_empty() { unheard } else { serving };
     if serving.is_empty() { Err(Reason::ModelNotServed) } else { Ok(serving) }
 }
 
@@ -380,9 +418,13 @@ fn unsuspended<'a>(
     view: &View<'_>,
     serving: Vec<&'a Replica>,
 ) -> (Vec<&'a Replica>, Vec<&'a Replica>) {
-    let bars = |replica: &&Replica| view.strikes.of(replica.id).bars(view.now);
-    let (suspended, free): (Vec<&Replica>, Vec<&Replica>) = serving.iter().copied().partition(bars);
-    let mut candidates = if free.is_empty() { serving } else { free };
+    let (mut candidates, mut suspended) = (serving, Vec::new());
+    if !view.strikes.is_empty() {
+        let bars = |replica: &&Replica| view.strikes.of(replica.id).bars(view.now);
+        let free: Vec<&Replica>;
+        (suspended, free) = candidates.iter().copied().partition(bars);
+        candidates = if free.is_empty() { candidates } else { free };
+    }
     let first = candidates.iter().map(|replica| replica.priority).min().unwrap_or(0);
     candidates.retain(|replica| replica.priority == first);
     (candidates, suspended)
@@ -416,40 +458,63 @@ struct Request {
     identity: fn(ReplicaId) -> ReplicaId,
 }
 
-/// How many blocks of the prompt a replica is believed to hold, and how many tokens of it that saves.
-fn overlap(
-    config: &RouteConfig,
-    replica: &Replica,
-    id: ReplicaId,
-    (chains, overlaps): (&[Chain], &[Overlaps<'_>]),
-) -> (usize, u32) {
-    let block_size = replica.block_size.unwrap_or(config.default_block_size);
-    let known = chains.iter().zip(overlaps).find(|(chain, _)| chain.block_size() == block_size);
-    let held_blocks = known.map_or(0, |(_, overlaps)| overlaps.of(id));
-    let reusable = known.map_or(0, |(chain, _)| held_blocks.min(chain.reusable_blocks()));
-    let tokens = u32::try_from(reusable).unwrap_or(u32::MAX).saturating_mul(block_size.get());
-    (held_blocks, tokens)
+/// What is known of the prompt, and of who has it.
+struct Known<'a> {
+    index: &'a PrefixIndex,
+    chains: &'a [Chain],
+    /// Of each chain. It is walked once, whoever holds it.
+    overlaps: Vec<Overlaps<'a>>,
 }
 
-fn weigh(
+/// What one replica has of the prompt.
+struct Had {
+    block_size: BlockSize,
+    blocks: usize,
+    /// What that saves.
+    tokens: u32,
+    /// What it would evict for the other blocks.
+    evicted: Evicted,
+}
+
+impl<'a> Known<'a> {
+    fn of(index: &'a PrefixIndex, chains: &'a [Chain]) -> Self {
+        let overlaps = chains.iter().map(|chain| index.overlaps(chain.hashes())).collect();
+        Self { index, chains, overlaps }
+    }
+
+    fn chain(&self, block_size: BlockSize) -> Option<&'a Chain> {
+        self.chains.iter().find(|chain| chain.block_size() == block_size)
+    }
+
+    /// What a replica has that is known by this identity.
+    fn by(&self, config: &RouteConfig, replica: &Replica, id: ReplicaId) -> Had {
+        let block_size = replica.block_size.unwrap_or(config.default_block_size);
+        let mut all = self.chains.iter().zip(&self.overlaps);
+        let Some((chain, overlaps)) = all.find(|(chain, _)| chain.block_size() == block_size)
+        else {
+            let evicted = self.index.would_evict(id, 0);
+            return Had { block_size, blocks: 0, tokens: 0, evicted };
+        };
+        let (blocks, evicted) = overlaps.outlook(id);
+        let reusable = u32::try_from(blocks.min(chain.reusable_blocks())).unwrap_or(u32::MAX);
+        Had { block_size, blocks, tokens: reusable.saturating_mul(block_size.get()), evicted }
+    }
+}
+
+fn weigh<'a>(
     config: &RouteConfig,
     view: &View<'_>,
     request: &Request,
-    replica: &Replica,
-    (chains, overlaps): (&[Chain], &[Overlaps<'_>]),
-) -> Candidate {
-    let block_size = replica.block_size.unwrap_or(config.default_block_size);
-    let known = chains.iter().zip(overlaps).find(|(chain, _)| chain.block_size() == block_size);
-    let id = (request.identity)(replica.id);
-    let (held_blocks, overlap_tokens) = overlap(config, replica, id, (chains, overlaps));
-    let new_blocks = known.map_or(0, |(chain, _)| chain.hashes().len().saturating_sub(held_blocks));
-    let evicted = view.index.would_evict(id, new_blocks);
+    (replica, charge): (&'a Replica, &Charge),
+    known: &Known<'_>,
+) -> Weighed<'a> {
+    let Had { block_size, blocks, tokens, evicted } =
+        known.by(config, replica, (request.identity)(replica.id));
     let used = Moment(evicted.used.saturating_mul(1000));
-    let charge = view.charges.of(id);
     let load = replica.fresh_load(view.now, config.stale_after);
     let signals = Signals {
         prompt_tokens: f64::from(request.prompt_tokens),
-        cached_tokens: f64::from(overlap_tokens),
+        cached_tokens: f64::from(tokens),
         answer_limit: request.answer_limit.map(f64::from),
         neighbours: request.neighbours,
         in_flight: f64::from(charge.requests),
@@ -466,24 +531,16 @@ fn weigh(
         evicted_age_s: view.now.since(used).as_secs_f64(),
         loads_adapter: request.adapter.is_some_and(|adapter| replica.must_load(adapter)),
     };
-    Candidate {
-        id: replica.id,
-        address: replica.address.clone(),
-        overlap_tokens,
-        held_blocks,
-        cost: score::cost(&config.cost, &signals),
-        work: signals.work(&config.cost),
-        queued: signals.queued(&config.cost),
-        signals,
-        block_size,
-    }
+    let cost = score::cost(&config.cost, &signals);
+    let (held_blocks, overlap_tokens, total) = (blocks, tokens, cost.total());
+    Weighed { replica, block_size, held_blocks, overlap_tokens, signals, cost, total }
 }
 
 fn reason(
     question: &Question<'_>,
-    chosen: Option<&Candidate>,
+    chosen: Option<&Weighed<'_>>,
     chain: Option<&Chain>,
-    best_overlap: u32,
+    others_overlap: u32,
 ) -> Reason {
     if let PromptKnowledge::Unknown { reason, .. } = question.prompt {
         return reason;
@@ -492,7 +549,7 @@ fn reason(
         return if chain.is_open() { Reason::UnsupportedPrompt } else { Reason::ShortPrompt };
     }
     match chosen.map_or(0, |candidate| candidate.overlap_tokens) {
-        0 if best_overlap == 0 => Reason::Cold,
+        0 if others_overlap == 0 => Reason::Cold,
         0 => Reason::PrefixBusy,
         _ => Reason::Prefix,
     }
@@ -512,7 +569,7 @@ mod tests {
         pub(super) index: PrefixIndex,
         pub(super) charges: Charges,
         pub(super) strikes: Strikes,
-        rates: Rates,
+        pub(super) rates: Rates,
         pub(super) answer_limit: Option<u32>,
         pub(super) now: Moment,
     }
@@ -561,7 +618,7 @@ mod tests {
             self.with(prompt, tie_seed, |view, question| decide(&self.config, view, question))
         }
 
-        fn with<T>(
+        pub(super) fn with<T>(
             &self,
             prompt: PromptKnowledge<'_>,
             tie_seed: u64,

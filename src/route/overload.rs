@@ -2,7 +2,7 @@
 //!
 //! It only says so, and for how long. What the answer looks like is [`crate::refusal`]'s part.
 
-use super::{Candidate, PromptKnowledge};
+use super::{PromptKnowledge, Weighed};
 use crate::tokens::blocks::Chain;
 
 /// Longest time after which a client is told to come back, in seconds. A cost is a guess at what is ahead, and an hour
@@ -16,7 +16,7 @@ const MAX_RETRY_AFTER_S: f64 = 600.0;
 /// rests on a guess, since then it says nothing.
 pub(super) fn retry_after(
     max_cost_s: Option<f64>,
-    candidates: &[Candidate],
+    candidates: &[Weighed<'_>],
     prompt: &PromptKnowledge<'_>,
     chains: &[Chain],
 ) -> Option<u64> {
@@ -28,7 +28,7 @@ pub(super) fn retry_after(
     if candidates.iter().any(|candidate| candidate.requests() == 0.0) {
         return None;
     }
-    let least = candidates.iter().map(|candidate| candidate.cost.total());
+    let least = candidates.iter().map(|candidate| candidate.total);
     let over = least.fold(f64::INFINITY, f64::min) - max_cost_s;
     // A cost that is no number refuses nobody.
     (over > 0.0).then(|| over.ceil().clamp(1.0, MAX_RETRY_AFTER_S) as u64)

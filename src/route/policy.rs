@@ -3,9 +3,9 @@
 //! Health, models, suspensions and priorities are over by then: whoever may not get the request is no candidate. A
 //! policy charges nothing and knows no earlier request but by what it changed.
 
-use super::{Candidate, RouteConfig, guards};
+use super::{MAX_RANKED, RouteConfig, Weighed, guards};
 use crate::tokens::blocks::Chain;
-use std::cmp::Ordering;
+use std::cmp::{Ordering, Reverse};
 use xxhash_rust::xxh3::xxh3_64_with_seed;
 
 /// The head of a prompt that decides among equals. Shorter, and prompts that differ only after a
@@ -44,32 +44,48 @@ impl Policy {
         }
     }
 
-    /// Puts candidates, which come in the table's order, into this policy's, best first.
+    /// The places of its first [`MAX_RANKED`] candidates, best first. They come in the table's order.
     pub(super) fn rank(
         self,
         config: &RouteConfig,
-        candidates: &mut [Candidate],
+        candidates: &[Weighed<'_>],
         chains: &[Chain],
         number: u64,
-    ) {
+    ) -> Vec<usize> {
         match self {
             Self::Warmpath => {
-                by_cost(candidates, |sorted| break_tie(config, sorted, chains, number));
+                by_cost(candidates, |best| break_tie(config, candidates, best, chains, number))
             }
-            Self::LeastLoaded => candidates.sort_by_cached_key(|candidate| {
+            Self::LeastLoaded => first(candidates, |candidate| {
                 let requests = Ordered(candidate.requests());
                 (requests, Ordered(candidate.signals.unfinished_tokens), drawn(candidate, number))
             }),
-            Self::PrefixOnly => candidates.sort_by_cached_key(|candidate| {
-                let drawn = std::cmp::Reverse(rendezvous(candidate, chains, number));
-                (std::cmp::Reverse(candidate.overlap_tokens), drawn)
+            Self::PrefixOnly => first(candidates, |candidate| {
+                let drawn = Reverse(rendezvous(candidate, chains, number));
+                (Reverse(candidate.overlap_tokens), drawn)
             }),
             Self::RoundRobin => {
                 let turn = number.checked_rem(candidates.len() as u64).unwrap_or(0);
-                candidates.rotate_left(usize::try_from(turn).unwrap_or(0));
+                let turn = usize::try_from(turn).unwrap_or(0);
+                (turn..candidates.len()).chain(0..turn).take(MAX_RANKED).collect()
             }
         }
     }
+}
+
+/// The places of the few candidates with the least keys. Most are over these at the first look, so nothing is sorted.
+fn first<K: Ord>(candidates: &[Weighed<'_>], key: impl Fn(&Weighed<'_>) -> K) -> Vec<usize> {
+    let mut least: Vec<(K, usize)> = Vec::with_capacity(MAX_RANKED + 1);
+    for (at, candidate) in candidates.iter().enumerate() {
+        let key = key(candidate);
+        // Equal ones stay in the table's order.
+        let behind = least.iter().rev().take_while(|(other, _)| key < *other).count();
+        if behind > 0 || least.len() < MAX_RANKED {
+            least.insert(least.len() - behind, (key, at));
+            least.truncate(MAX_RANKED);
+        }
+    }
+    least.into_iter().map(|(_, at)| at).collect()
 }
 
 /// Numbers that are compared as a whole: none of them is a NaN, and were one, it would come last.
@@ -90,17 +106,22 @@ impl PartialOrd for Ordered {
     }
 }
 
-/// Puts the winner among candidates sorted by cost in front of the others.
-pub(super) fn by_cost(candidates: &mut [Candidate], winner: impl FnOnce(&[Candidate]) -> usize) {
-    candidates.sort_by(|a, b| a.cost.total().total_cmp(&b.cost.total()));
-    let winner = winner(candidates);
-    // The others keep their order by cost.
-    if let Some(head) = candidates.get_mut(..=winner) {
-        head.rotate_right(1);
+/// The candidates with the least costs, behind the winner: whose place is told from the least cost.
+pub(super) fn by_cost(
+    candidates: &[Weighed<'_>],
+    winner: impl FnOnce(f64) -> Option<usize>,
+) -> Vec<usize> {
+    let mut ranked = first(candidates, |candidate| Ordered(candidate.total));
+    let best = ranked.first().and_then(|at| candidates.get(*at)).map(|best| best.total);
+    if let Some(winner) = best.and_then(winner) {
+        ranked.retain(|at| *at != winner);
+        ranked.insert(0, winner);
+        ranked.truncate(MAX_RANKED);
     }
+    ranked
 }
 
-/// The position of the winner among candidates sorted by cost.
+/// The place of the winner.
 ///
 /// Among those within epsilon of the least cost, the ones that must compute least stay (waiting
 /// for a prefix that is being computed beats computing it a second time at the same price), and
@@ -109,36 +130,32 @@ pub(super) fn by_cost(candidates: &mut [Candidate], winner: impl FnOnce(&[Candid
 /// requests may not win.
 fn break_tie(
     config: &RouteConfig,
-    candidates: &[Candidate],
+    candidates: &[Weighed<'_>],
+    best: f64,
     chains: &[Chain],
     number: u64,
-) -> usize {
-    let Some(best) = candidates.first().map(|c| c.cost.total()) else { return 0 };
+) -> Option<usize> {
     let epsilon = config.epsilon(best);
-    let tied: Vec<usize> = (0..candidates.len())
-        .filter(|&i| candidates.get(i).is_some_and(|c| c.cost.total() <= best + epsilon))
-        .collect();
-    let prefill = |i: &usize| candidates.get(*i).map_or(f64::INFINITY, |c| c.cost.prefill);
-    let least = tied.iter().map(prefill).fold(f64::INFINITY, f64::min);
-    let tied: Vec<usize> = tied.into_iter().filter(|i| prefill(i) <= least + epsilon).collect();
+    let tied = || candidates.iter().enumerate().filter(|(_, c)| c.total <= best + epsilon);
+    let least = tied().map(|(_, c)| c.cost.prefill).fold(f64::INFINITY, f64::min);
     let bound = guards::bound(candidates);
-    let rank = |i: &usize| match candidates.get(*i) {
-        None => (false, 0),
-        Some(c) => (c.signals.in_flight < bound, rendezvous(c, chains, number)),
+    let rank = |(_, c): &(usize, &Weighed<'_>)| {
+        (c.signals.in_flight < bound, rendezvous(c, chains, number))
     };
-    tied.iter().copied().max_by_key(rank).unwrap_or(0)
+    let tied = tied().filter(|(_, c)| c.cost.prefill <= least + epsilon);
+    tied.max_by_key(rank).map(|(at, _)| at)
 }
 
 /// The hash of (replica, head of the prompt): the same in every VM and every gateway.
-fn rendezvous(candidate: &Candidate, chains: &[Chain], number: u64) -> u64 {
+fn rendezvous(candidate: &Weighed<'_>, chains: &[Chain], number: u64) -> u64 {
     let chain = chains.iter().find(|chain| chain.block_size() == candidate.block_size);
     let head = chain.and_then(|chain| chain.block_at(RENDEZVOUS_TOKENS));
     drawn(candidate, head.map_or(number, |head| head.0))
 }
 
 /// The hash of (replica, key).
-pub(super) fn drawn(candidate: &Candidate, key: u64) -> u64 {
-    xxh3_64_with_seed(candidate.address.as_bytes(), key)
+pub(super) fn drawn(candidate: &Weighed<'_>, key: u64) -> u64 {
+    xxh3_64_with_seed(candidate.replica.address.as_bytes(), key)
 }
 
 #[cfg(test)]

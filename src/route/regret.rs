@@ -4,7 +4,7 @@
 //! have done, nobody knows. So a loss of nothing does not prove a choice right, and stale claims of others count as good
 //! ones. The README has the definition for users.
 
-use super::{Candidate, Decision, Policy, RouteConfig};
+use super::{Candidate, Decision, Policy, RouteConfig, Weighed};
 use crate::score::{self, Signals};
 use std::time::Duration;
 
@@ -67,11 +67,15 @@ pub struct Rivals {
 }
 
 impl Rivals {
-    /// Of ranked candidates, all but the first.
-    pub(super) fn of(ranked: &[Candidate], suspended_overlap_tokens: u32) -> Self {
+    /// All but the one that was chosen.
+    pub(super) fn of(
+        weighed: &[Weighed<'_>],
+        chosen: usize,
+        suspended_overlap_tokens: u32,
+    ) -> Self {
         let mut rivals = Self { suspended_overlap_tokens, ..Self::default() };
-        for candidate in ranked.iter().skip(1) {
-            let (cost, overlap) = (candidate.cost.total(), candidate.overlap_tokens);
+        for (_, rival) in weighed.iter().enumerate().filter(|(at, _)| *at != chosen) {
+            let (cost, overlap) = (rival.total, rival.overlap_tokens);
             rivals.least_cost_s = Some(rivals.least_cost_s.map_or(cost, |least| least.min(cost)));
             let holds_as_much = overlap == rivals.overlap_tokens && cost < rivals.holder_cost_s;
             if overlap > rivals.overlap_tokens || holds_as_much {

@@ -5,18 +5,20 @@
 //! when that is gone, and goes elsewhere for as long as its home is busy.
 
 use super::policy::drawn;
-use super::{Candidate, RouteConfig};
+use super::{RouteConfig, Weighed};
 
-/// The position of the session's home among candidates sorted by cost.
+/// The place of the session's home among candidates of which the best costs so much.
 ///
 /// A replica is worth waiting for while it costs no more than the best does (or is a tie), were its prompt cached there:
 /// that it is, is what the name of a session promises.
-pub(super) fn home(config: &RouteConfig, candidates: &[Candidate], session: u64) -> usize {
-    let Some(best) = candidates.first().map(|candidate| candidate.cost.total()) else { return 0 };
+pub(super) fn home(
+    config: &RouteConfig,
+    candidates: &[Weighed<'_>],
+    best: f64,
+    session: u64,
+) -> Option<usize> {
     let most = best + config.epsilon(best);
-    let is_worth = |candidate: &Candidate| {
-        candidate.cost.total() - candidate.cost.prefill - candidate.cost.stall <= most
-    };
+    let is_worth = |c: &Weighed<'_>| c.total - c.cost.prefill - c.cost.stall <= most;
     let worth = candidates.iter().enumerate().filter(|(_, candidate)| is_worth(candidate));
-    worth.max_by_key(|(_, candidate)| drawn(candidate, session)).map_or(0, |(place, _)| place)
+    worth.max_by_key(|(_, candidate)| drawn(candidate, session)).map(|(place, _)| place)
 }
