@@ -6,7 +6,8 @@
 //! queued   = unfinished + min(foreign, waiting) * mean_uncached
 //! prefill  = work / rate
 //! work     = uncached * (1 + (prompt - uncached / 2) / attention_tokens)
-//! stall    = neighbour_weight * neighbours * prefill
+//! stall    = neighbour_weight * (neighbours + later) * prefill
+//! later    = 0.1 / s * wait
 //! decode   = (1 + neighbour_weight) * decoding * answer_tokens * decode_s_per_token
 //! decoding = in_flight + foreign_weight * foreign, no more than are running
 //! pressure = pressure_s * k / (1 - k)
@@ -23,7 +24,9 @@
 //!
 //! `stall` goes by the fleet's mean, not by the replica's own number of requests: it weighs
 //! computing against not computing, and must not send a long prompt to where few requests are
-//! but long ones wait.
+//! but long ones wait. That is what `later` is for: whoever comes before a queue is through waits for
+//! this prompt as well, and the longer both are, the more come. Without it long prompts queue behind
+//! each other as readily as short ones do.
 //!
 //! | term | unit | source | missing, stale or absurd |
 //! | --- | --- | --- | --- |
@@ -35,6 +38,7 @@
 //! | `mean_uncached` | tokens | configured | - |
 //! | `done` | tokens of work | what was sent there lately, halved every [`CostConfig::recent_half_life`], less the unfinished: when requests come one by one nothing is in flight, and this alone keeps one replica from taking all of them | never missing |
 //! | `neighbours` | requests | own in flight per replica, mean over the candidates | never missing |
+//! | `later` | requests | [`LATER_PER_S`] for each second of `wait` | as `wait` |
 //! | `decoding` | requests | own in flight, and a share ([`FOREIGN_WEIGHT`]) of the reported running requests that are foreign | own in-flight alone |
 //! | `answer_tokens` | tokens | the request's own limit, at most the configured mean | the mean |
 //! | `decode_s_per_token` | s | learned from the gaps of streamed answers, at least half of the configured | as `rate` |
@@ -72,6 +76,11 @@ const LEAST_DECODE: f64 = 0.5;
 /// Blocks that nobody has used for this long are missed half as often as those just used. Turns of a conversation are
 /// seconds to minutes apart: halved, a person's next question is not provided for; doubled, what is over for good counts.
 const EVICTED_HALF_LIFE_S: f64 = 120.0;
+
+/// Requests that come to a replica while it works off a second of its queue and are served behind it: fewer than come in
+/// all, since most are sent where nothing waits. Without it Mooncake's p99 first token is 5 % later in the mean of eight
+/// cells, and with caches of a tenth at high load a fifth above the best router's; doubled, it is no better.
+const LATER_PER_S: f64 = 0.1;
 
 /// The formula's coefficients. All are finite and positive; the configuration sees to that.
 #[derive(Debug, Clone, PartialEq)]
@@ -223,15 +232,17 @@ pub fn cost(config: &CostConfig, signals: &Signals) -> Cost {
     let decode_s_per_token = learned.max(LEAST_DECODE * config.decode_s_per_token);
     let done = (signals.recent_tokens - signals.unfinished_tokens).max(0.0);
     let recent = config.recent_weight * done / (1.0 + signals.in_flight);
+    let wait = base_s + (signals.queued(config) + recent) / rate;
     let prefill = signals.work(config) / rate;
+    let stalled = signals.neighbours + LATER_PER_S * wait;
     let answer = signals.answer_limit.unwrap_or(f64::INFINITY).min(config.mean_answer_tokens);
     let slowed = signals.decoding() * answer * decode_s_per_token;
     let missed = (-signals.evicted_age_s / EVICTED_HALF_LIFE_S).exp2();
     let usage = signals.kv_usage.unwrap_or(0.0).clamp(0.0, MAX_KV_USAGE);
     Cost {
-        wait: base_s + (signals.queued(config) + recent) / rate,
+        wait,
         prefill,
-        stall: config.neighbour_weight * signals.neighbours * prefill,
+        stall: config.neighbour_weight * stalled * prefill,
         decode: (1.0 + config.neighbour_weight) * slowed,
         pressure: config.pressure_s * usage / (1.0 - usage),
         eviction: config.eviction_weight * missed * signals.evicted_tokens / rate,
@@ -279,6 +290,18 @@ mod tests {
         assert!((cost(&config, &cold).stall - 2.1).abs() < 1e-9);
         let warm = Signals { cached_tokens: 1000.0, ..cold };
         assert_eq!(cost(&config, &warm).stall, 0.0);
+    }
+
+    #[test]
+    fn a_prompt_in_a_queue_stalls_those_who_come_before_it_is_through() {
+        let config = CostConfig { neighbour_weight: 0.5, ..config() };
+        let queued = Signals {
+            prompt_tokens: 1000.0,
+            neighbours: 4.0,
+            unfinished_tokens: 20_000.0,
+            ..Signals::default()
+        };
+        assert!((cost(&config, &queued).stall - 0.5 * (4.0 + 2.0) * 1.05).abs() < 1e-9);
     }
 
     #[test]

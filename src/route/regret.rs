@@ -177,7 +177,7 @@ impl Decision {
         let (known, stale) = (predicted - rival, turned_out.total() - predicted);
         let late = first_token.map_or(0.0, |took| took.as_secs_f64() - turned_out.first_token());
         // As near as a tie is as predicted.
-        let noise = config.epsilon(turned_out.first_token());
+        let noise = config.noise(turned_out.first_token());
         let late = if late.abs() <= noise { 0.0 } else { late };
         let mut parts = Parts::new((known + stale + late).max(0.0));
         // This policy takes the least but for ties.
