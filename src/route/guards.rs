@@ -10,10 +10,19 @@ use crate::score::Signals;
 /// "consistent hashing with bounded loads": lower scatters a prefix, higher lets it pile up.
 const LOAD_BOUND: f64 = 1.25;
 
+/// A prefix is hot from so many times the mean on. Less than [`LOAD_BOUND`]: while its holders have less than this, no further
+/// one computes it, and those who do not hold it may have nothing at all.
+const RELIEF_BOUND: f64 = 1.15;
+
 /// The most requests in flight that a replica may have and still get more for a tie.
 pub(super) fn bound(candidates: &[Weighed<'_>]) -> f64 {
+    share(candidates, LOAD_BOUND)
+}
+
+/// So many times the mean of the requests in flight, this one included.
+fn share(candidates: &[Weighed<'_>], times: f64) -> f64 {
     let total: f64 = candidates.iter().map(|c| c.signals.in_flight).sum();
-    ((total + 1.0) / candidates.len() as f64 * LOAD_BOUND).ceil()
+    ((total + 1.0) / candidates.len() as f64 * times).ceil()
 }
 
 /// Lets a hot prefix be computed once more.
@@ -26,7 +35,7 @@ pub(super) fn bound(candidates: &[Weighed<'_>]) -> f64 {
 /// Not while the prefix itself seems to be under way there: computing it again would be over no sooner.
 pub(super) fn relieve(config: &RouteConfig, candidates: &mut [Weighed<'_>]) {
     let most = candidates.iter().map(|c| c.overlap_tokens).max().unwrap_or(0);
-    let bound = bound(candidates);
+    let bound = share(candidates, RELIEF_BOUND);
     let holds = |candidate: &Weighed<'_>| candidate.overlap_tokens == most;
     let is_hot =
         |c: &Weighed<'_>| c.signals.in_flight >= bound && !computes(config, c, f64::from(most));

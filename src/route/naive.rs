@@ -78,8 +78,9 @@ fn decide(config: &RouteConfig, view: &View<'_>, question: &Question<'_>) -> Dec
     let weigh =
         |replica| whole(config, view, question, replica, (&chains, prompt_tokens), neighbours);
     let mut all: Vec<Whole<'_>> = able.into_iter().map(weigh).collect();
-    let bound = ((f64::from(in_flight) + 1.0) / all.len() as f64 * 1.25).ceil();
-    relieve(config, &mut all, bound);
+    let share = (f64::from(in_flight) + 1.0) / all.len() as f64;
+    let bound = (share * 1.25).ceil();
+    relieve(config, &mut all, (share * 1.15).ceil());
     if let Some(retry_after_s) = overloaded(config, question, &all, &chains) {
         let refused = Decision::unrouted(Reason::Overloaded);
         return Decision { retry_after_s: Some(retry_after_s), ..refused };

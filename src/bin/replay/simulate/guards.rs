@@ -168,6 +168,36 @@ fn a_burst_of_one_cold_prompt_is_computed_twice_at_most() {
     assert!((1..=2).contains(&cold), "{cold}");
 }
 
+/// Ten times what one replica can answer, all with one prefix: it is computed where it is needed, and nobody has more of the
+/// requests than his share.
+#[test]
+fn a_prefix_that_is_too_much_for_one_replica_is_held_by_all() {
+    const REPLICAS: usize = 16;
+    let requests = 3200;
+    let over = |seconds: f64| {
+        let at = |n: u64| n as f64 * seconds / requests as f64;
+        let mut sessions: Vec<Session> =
+            (0..requests).map(|n| session(n, at(n), 1, 513, 512)).collect();
+        sessions.iter_mut().for_each(|session| session.turns[0].answer_tokens = 100);
+        play_trace(&format!("--replicas {REPLICAS} --max-num-seqs 16"), &trace(sessions))
+    };
+    let hits = |samples: &[Sample]| {
+        let sum = |of: fn(&Sample) -> u64| samples.iter().map(of).sum::<u64>() as f64;
+        sum(|s| s.cached_tokens) / sum(|s| s.prompt_tokens)
+    };
+    let (loaded, unloaded) = (over(15.0), over(300.0));
+    assert!(hits(&loaded) > 0.9 * hits(&unloaded), "{} {}", hits(&loaded), hits(&unloaded));
+    // Each replica that begins to hold it computes it first.
+    let settled = &loaded[loaded.len() / 2..];
+    let of = |n: usize| {
+        let name = format!("replica {n:02}");
+        settled.iter().filter(|s| s.replica.as_deref() == Some(&name)).count()
+    };
+    let busiest = (1..=REPLICAS).map(of).max().unwrap() * REPLICAS;
+    let busiest = busiest as f64 / settled.len() as f64;
+    assert!(busiest < 1.25, "{busiest} times the mean");
+}
+
 #[test]
 fn where_all_have_everything_decoding_decides() {
     let mut sessions: Vec<Session> = Vec::new();
