@@ -38,7 +38,7 @@
 //! | `mean_uncached` | tokens | configured | - |
 //! | `done` | tokens of work | what was sent there lately, halved every [`CostConfig::recent_half_life`], less the unfinished: when requests come one by one nothing is in flight, and this alone keeps one replica from taking all of them | never missing |
 //! | `neighbours` | requests | own in flight per replica, mean over the candidates | never missing |
-//! | `later` | requests | [`LATER_PER_S`] for each second of `wait` | as `wait` |
+//! | `later` | requests | 0.1 for each second of `wait` | as `wait` |
 //! | `decoding` | requests | own in flight, and a share ([`FOREIGN_WEIGHT`]) of the reported running requests that are foreign | own in-flight alone |
 //! | `answer_tokens` | tokens | the request's own limit, at most the configured mean | the mean |
 //! | `decode_s_per_token` | s | learned from the gaps of streamed answers, at least half of the configured | as `rate` |

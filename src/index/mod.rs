@@ -10,7 +10,7 @@
 //! always: that is why the deepest segment says how far it holds a chain, and why halving finds the first difference.
 //!
 //! It does not know what an engine reports or what other gateways send. Entries that a report has confirmed would be told
-//! apart by a second number beside [`tree::Hold`]'s `held`, of the blocks from the segment's first on that are: they are
+//! apart by a second number beside `Hold`'s `held`, of the blocks from the segment's first on that are: they are
 //! closed under "parent of" too, so a number is enough, and it fits in without another shape.
 //!
 //! It keeps no clock: uses are ordered by the calls, and numbered by the time that [`PrefixIndex::advance`] was told.

@@ -1,15 +1,8 @@
 //! How much memory a call takes: an allocator that counts, for each thread by itself.
+//!
+//! Not as wasm32: there the filter's own allocator is linked, and every call takes nothing.
 
-use std::alloc::{GlobalAlloc, Layout, System};
 use std::cell::Cell;
-
-struct Counting;
-
-#[global_allocator]
-static ALLOCATOR: Counting = Counting;
-
-/// Envoy gives a VM one gigabyte; what asks for more at once would trap there.
-const MOST_BYTES: isize = 1 << 30;
 
 thread_local! {
     static LIVE: Cell<isize> = const { Cell::new(0) };
@@ -17,42 +10,57 @@ thread_local! {
     static TOTAL: Cell<u64> = const { Cell::new(0) };
 }
 
-fn count(change: isize) -> bool {
-    let counted = LIVE.try_with(|live| {
-        let now = live.get() + change;
-        live.set(now);
-        let _ = PEAK.try_with(|peak| peak.set(peak.get().max(now)));
-        if change > 0 {
-            let _ = TOTAL.try_with(|total| total.set(total.get() + change.unsigned_abs() as u64));
-        }
-        now < MOST_BYTES
-    });
-    counted.unwrap_or(true)
-}
+#[cfg(not(target_family = "wasm"))]
+mod counting {
+    use super::{LIVE, PEAK, TOTAL};
+    use std::alloc::{GlobalAlloc, Layout, System};
 
-#[expect(
-    unsafe_code,
-    reason = "an allocator is unsafe by its trait; this one hands all to the system's"
-)]
-// SAFETY: every call is the system allocator's, with the arguments as they came.
-unsafe impl GlobalAlloc for Counting {
-    unsafe fn alloc(&self, layout: Layout) -> *mut u8 {
-        if !count(layout.size() as isize) {
-            return std::ptr::null_mut();
-        }
-        unsafe { System.alloc(layout) }
+    struct Counting;
+
+    #[global_allocator]
+    static ALLOCATOR: Counting = Counting;
+
+    /// Envoy gives a VM one gigabyte; what asks for more at once would trap there.
+    const MOST_BYTES: isize = 1 << 30;
+
+    fn count(change: isize) -> bool {
+        let counted = LIVE.try_with(|live| {
+            let now = live.get() + change;
+            live.set(now);
+            let _ = PEAK.try_with(|peak| peak.set(peak.get().max(now)));
+            if change > 0 {
+                let _ =
+                    TOTAL.try_with(|total| total.set(total.get() + change.unsigned_abs() as u64));
+            }
+            now < MOST_BYTES
+        });
+        counted.unwrap_or(true)
     }
 
-    unsafe fn dealloc(&self, pointer: *mut u8, layout: Layout) {
-        count(-(layout.size() as isize));
-        unsafe { System.dealloc(pointer, layout) }
-    }
-
-    unsafe fn realloc(&self, pointer: *mut u8, layout: Layout, size: usize) -> *mut u8 {
-        if !count(size as isize - layout.size() as isize) {
-            return std::ptr::null_mut();
+    #[expect(
+        unsafe_code,
+        reason = "an allocator is unsafe by its trait; this one hands all to the system's"
+    )]
+    // SAFETY: every call is the system allocator's, with the arguments as they came.
+    unsafe impl GlobalAlloc for Counting {
+        unsafe fn alloc(&self, layout: Layout) -> *mut u8 {
+            if !count(layout.size() as isize) {
+                return std::ptr::null_mut();
+            }
+            unsafe { System.alloc(layout) }
         }
-        unsafe { System.realloc(pointer, layout, size) }
+
+        unsafe fn dealloc(&self, pointer: *mut u8, layout: Layout) {
+            count(-(layout.size() as isize));
+            unsafe { System.dealloc(pointer, layout) }
+        }
+
+        unsafe fn realloc(&self, pointer: *mut u8, layout: Layout, size: usize) -> *mut u8 {
+            if !count(size as isize - layout.size() as isize) {
+                return std::ptr::null_mut();
+            }
+            unsafe { System.realloc(pointer, layout, size) }
+        }
     }
 }
 
