@@ -408,7 +408,9 @@ fn uploads_stream_through_untouched() {
         upload(&rig, "/upload", 50).await;
         let scrape = rig.scrape().await;
         assert_eq!(scrape.sum("warmpath_requests_total", &[("reason", "not_inference")]), 2.0);
-        assert_eq!(memory().await, before, "the filter took none of it");
+        // What a request takes itself may need another page or two of 64 KiB; the uploads are 60 MB.
+        let taken = memory().await - before;
+        assert!(taken < 1e6, "the filter took {taken} bytes of it");
 
         // 100 MB in 450 kB, which nobody here inflates.
         let bomb = Ask::post(CHAT, gzip(&vec![b' '; 100 << 20]));
@@ -419,7 +421,8 @@ fn uploads_stream_through_untouched() {
             assert_eq!(rig.send(&bomb).await.status, 400, "the replica's answer");
         }
         assert!(rig.received().iter().any(|seen| seen.body_sha256 == bomb.sha256()));
-        assert_eq!(memory().await, memory_before);
+        let taken = memory().await - memory_before;
+        assert!(taken < 1e6, "the filter took {taken} bytes of it");
         assert!(rig.memory_bytes() < rss_before + 50e6, "it was inflated");
         let scrape = rig.scrape().await;
         assert_eq!(scrape.sum("warmpath_requests_total", &[("reason", "content_encoding")]), 6.0);
