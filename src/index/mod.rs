@@ -442,6 +442,12 @@ impl PrefixIndex {
         self.shadow(replica).map_or(0, |shadow| shadow.recorded)
     }
 
+    /// Whether the replica is believed to hold a quarter of what it can at least. Where it holds less, its cache would have
+    /// to be four times smaller than it says for anything to be missing: what is missing then, is so for another reason.
+    pub fn is_well_filled(&self, replica: ReplicaId) -> bool {
+        self.shadow(replica).is_some_and(|shadow| shadow.held >= shadow.capacity / 4)
+    }
+
     /// Blocks that the replica is believed to hold.
     pub fn held_blocks(&self, replica: ReplicaId) -> usize {
         self.shadow(replica).map_or(0, |shadow| shadow.held)

@@ -551,6 +551,9 @@ impl<S: Store> Link<S> {
 
     /// Takes in how a prediction came out.
     pub fn compared(&mut self, replica: ReplicaId, predicted: u32, cached: u32) {
+        if cached < predicted && !self.index.is_well_filled(replica) {
+            return;
+        }
         self.lessons.compared(replica, predicted, cached);
     }
 

@@ -138,7 +138,9 @@ impl Gateway {
             self.index.forget_beyond(replica, chain.hashes(), held);
             self.record(replica, chain, held);
         }
-        self.lessons.compared(replica, predicted, cached);
+        if cached >= predicted || self.index.is_well_filled(replica) {
+            self.lessons.compared(replica, predicted, cached);
+        }
     }
 
     fn was_computed(&mut self, replica: ReplicaId, first_new: Option<BlockHash>, now: Moment) {
