@@ -64,7 +64,11 @@ fn other_tokens_in_the_same_number_show_in_the_predictions() {
 #[test]
 fn answers_show_how_fast_a_replica_is_and_what_it_has_lost() {
     with_envoy("answers_show_how_fast_a_replica_is_and_what_it_has_lost", |files| async move {
-        let rig = Rig::start(&files, Plan::new(1, 1)).await;
+        let rig = Rig::start(
+            &files,
+            Plan::new(1, 1).plugin(|plugin| plugin["learn_rates"] = true.into()),
+        )
+        .await;
         let mut connection = rig.connect().await;
         let mut ask = async |seed: u64| {
             let body = streamed(&chat(seed, 100 + 40 * seed as usize, 12));
