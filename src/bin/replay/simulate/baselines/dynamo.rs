@@ -14,7 +14,7 @@
 //!
 //! By events, the default, a replica's blocks are known from the end of the step that stored them, and evictions as
 //! well. By prediction they are what was sent there. Dynamo forgets those after 120 s; its newer option forgets them as
-//! a cache of the replica's size would, which is the better one in every trace here and the one taken.
+//! a cache of the replica's size would, which is the one taken.
 //!
 //! What the simulation cannot show of it: its queue in front of replicas that have 16 batches of prompt to compute, and
 //! its tiers of cache. Several frontends see each other's blocks by events, but not each other's requests, as here.
