@@ -247,6 +247,13 @@ fn sort(
             if tied.iter().any(has_room) {
                 tied.retain(has_room);
             }
+            let has_most = |at: &usize| {
+                let Candidate { overlap_tokens, signals, .. } = &all[*at].candidate;
+                2.0 * f64::from(*overlap_tokens) > signals.prompt_tokens
+            };
+            if tied.iter().any(has_most) {
+                tied.retain(has_most);
+            }
             let winner = tied.into_iter().max_by_key(|at| all[*at].rendezvous(chains, number));
             all[..=winner.unwrap()].rotate_right(1);
         }

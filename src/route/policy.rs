@@ -127,7 +127,9 @@ pub(super) fn by_cost(
 /// for a prefix that is being computed beats computing it a second time at the same price), and
 /// of these the one with the highest hash of (replica, head of the prompt) wins, so that every VM
 /// and every gateway picks the same one. A replica that already has far more than its share of
-/// requests may not win.
+/// requests may not win. One that has most of the prompt wins of those that may: on a fast engine
+/// a whole conversation is computed within epsilon, but not for nothing. Less than that is a head
+/// that many share, and would hold all of them on one replica.
 fn break_tie(
     config: &RouteConfig,
     candidates: &[Weighed<'_>],
@@ -140,7 +142,8 @@ fn break_tie(
     let least = tied().map(|(_, c)| c.cost.prefill).fold(f64::INFINITY, f64::min);
     let bound = guards::bound(candidates);
     let rank = |(_, c): &(usize, &Weighed<'_>)| {
-        (c.signals.in_flight < bound, rendezvous(c, chains, number))
+        let has_most = f64::from(c.overlap_tokens) > c.signals.prompt_tokens / 2.0;
+        (c.signals.in_flight < bound, has_most, rendezvous(c, chains, number))
     };
     let tied = tied().filter(|(_, c)| c.cost.prefill <= least + epsilon);
     tied.max_by_key(rank).map(|(at, _)| at)
@@ -207,6 +210,18 @@ mod tests {
 
     fn known(tokens: &[u32]) -> PromptKnowledge<'_> {
         PromptKnowledge::Tokens { tokens, seed: ChainSeed::new("m", None) }
+    }
+
+    #[test]
+    fn of_equal_costs_the_one_that_has_most_of_the_prompt_wins() {
+        for salt in 0..20 {
+            let mut fleet = by(Policy::Warmpath, 4);
+            fleet.config.cost.prefill_tokens_per_s = 1e6;
+            fleet.config.cost.recent_weight = 0.0;
+            let tokens = prompt(salt, 1000);
+            warm(&mut fleet, 1, &tokens, 0);
+            assert_eq!(chosen(&fleet.decide(known(&tokens), 3)), 1);
+        }
     }
 
     #[test]
