@@ -106,10 +106,9 @@ def total(name, **labels):
 
 
 def replicas():
-    """The replicas that the filter knows and that show their load, by address."""
-    seen = (re.search(r'replica="([^"]+)"', series) for series in metrics()
-            if series.startswith("warmpath_replica_report_age_ms{"))
-    return {match.group(1) for match in seen if match}
+    """The replicas that the filter knows, by address. What is gone keeps its series, at 0."""
+    return {re.search(r'replica="([^"]+)"', series).group(1) for series, value in metrics().items()
+            if series.startswith("warmpath_replica_capacity_blocks{") and value > 0}
 
 
 def known(count):
