@@ -5,10 +5,12 @@ use std::process::ExitCode;
 use std::sync::Arc;
 use std::time::Duration;
 use tokio::net::TcpListener;
+use tokio::time::{Instant, sleep};
 use warmpath::mock::digest::Lora;
 use warmpath::mock::engine::EngineConfig;
 use warmpath::mock::exposition::MetricNames;
-use warmpath::mock::{ReplicaConfig, Skew, serve};
+use warmpath::mock::publisher::EventsConfig;
+use warmpath::mock::{Handle, ReplicaConfig, Skew, serve};
 use warmpath::model::Model;
 
 /// An OpenAI-compatible server that behaves like vLLM where routing can tell, and computes nothing.
@@ -57,6 +59,19 @@ struct Arguments {
     /// Tokenize differently from the model: one more token in front, or the same number of others.
     #[arg(long, value_enum, num_args = 0..=1, default_missing_value = "extra")]
     skew: Option<SkewArgument>,
+    /// Publish KV events here: an endpoint that vLLM would bind, with `*` or `::` in it. Each further replica takes the
+    /// next port.
+    #[arg(long, value_name = "ENDPOINT")]
+    events: Option<String>,
+    /// Where batches of KV events can be asked for again; further replicas as with --events.
+    #[arg(long, value_name = "ENDPOINT", requires = "events")]
+    replay: Option<String>,
+    /// What comes in front of each batch of KV events.
+    #[arg(long, default_value = "", requires = "events")]
+    event_topic: String,
+    /// Batches of KV events that can be asked for again.
+    #[arg(long, default_value_t = 10_000, requires = "events")]
+    event_buffer: usize,
     /// Use SGLang's names in /metrics.
     #[arg(long)]
     sglang_metrics: bool,
@@ -66,7 +81,13 @@ struct Arguments {
     /// Threads; one is enough for some thousand tokens a second.
     #[arg(long, default_value_t = 1)]
     threads: u16,
+    /// Once told to end: seconds that it has to finish what it has. Its /health says 503 meanwhile; 0 ends it at once.
+    #[arg(long, default_value_t = 0.0)]
+    drain_s: f64,
 }
+
+/// How long a draining replica stays at least, so that whoever asks /health has noticed: it still answers.
+const NOTICE: Duration = Duration::from_secs(5);
 
 #[derive(Clone, Copy, ValueEnum)]
 enum SkewArgument {
@@ -106,12 +127,37 @@ async fn run(arguments: &Arguments) -> Result<(), String> {
         };
         let describe = |error: std::io::Error| format!("{listen}: {error}");
         let listener = TcpListener::bind(address).await.map_err(describe)?;
-        let handle = serve(ReplicaConfig { name, ..base.clone() }, listener).map_err(describe)?;
+        let place = u16::try_from(at).map_err(|error| format!("{listen}: {error}"))?;
+        let events = base.events.as_ref().map(|events| events.offset(place));
+        let config = ReplicaConfig { name, events, ..base.clone() };
+        let handle = serve(config, listener).map_err(describe)?;
         println!("{} listens on {}", handle.replica.name(), handle.address);
         handles.push(handle);
     }
     stop_signal().await;
+    let limit = Duration::try_from_secs_f64(arguments.drain_s).unwrap_or_default();
+    if !limit.is_zero() {
+        drain(&handles, limit).await;
+    }
     Ok(())
+}
+
+/// Answers on, unhealthy, until nothing is under way or the limit is reached.
+async fn drain(handles: &[Handle], limit: Duration) {
+    for handle in handles {
+        handle.replica.set_control(|control| control.health = Some(503));
+    }
+    println!("draining");
+    let began = Instant::now();
+    while began.elapsed() < limit {
+        sleep(Duration::from_millis(200)).await;
+        let is_idle = handles.iter().all(|handle| handle.replica.in_flight() == 0);
+        if is_idle && began.elapsed() >= NOTICE {
+            break;
+        }
+    }
+    // What an answer that has just ended still has to write.
+    sleep(Duration::from_millis(200)).await;
 }
 
 /// Ctrl-C, or what a script's `kill` sends.
@@ -166,6 +212,12 @@ fn config(arguments: &Arguments) -> Result<ReplicaConfig, String> {
         },
         max_model_len: arguments.max_model_len as usize,
         default_max_tokens: arguments.default_max_tokens as usize,
+        events: arguments.events.clone().map(|endpoint| EventsConfig {
+            endpoint,
+            replay: arguments.replay.clone(),
+            topic: arguments.event_topic.clone(),
+            buffer_batches: arguments.event_buffer,
+        }),
         ..ReplicaConfig::default()
     })
 }
