@@ -166,9 +166,32 @@ fn variants_of_the_shipped_configuration_differ_where_they_say() {
     }
 }
 
+/// Those that find replicas by DNS have every line of the private variant, in its order, but for the places of files, how
+/// replicas are found and how often their health is asked for.
+#[test]
+fn configurations_by_dns_differ_where_they_say() {
+    let differ = ["type: STATIC", "port_value: 80", "filename:", "interval: 2s", "- timeout: 2s"];
+    let differ = differ.into_iter().chain(["\"max_body_bytes\"", "port_value: 94"]);
+    let differ: Vec<&str> = differ.collect();
+    let main = document("envoy/private-admin.yaml");
+    let main = main.replace(" # CHANGE", "");
+    for name in ["envoy/compose/envoy.yaml", "envoy/kubernetes/envoy.yaml"] {
+        let variant = document(name);
+        let mut lines = variant.lines();
+        let shared = main.lines().filter(|line| !line.starts_with('#'));
+        for line in shared.filter(|line| !differ.iter().any(|differ| line.contains(differ))) {
+            assert!(lines.any(|other| other == line), "{name} lacks, or has elsewhere: {line}");
+        }
+        assert!(!variant.contains("port_value: 8001"), "{name}");
+        assert!(variant.matches("{address: replica, port_value: ").count() >= 2, "{name}");
+    }
+}
+
 #[test]
 fn every_path_that_a_document_names_exists() {
-    for name in ["README.md", "ARCHITECTURE.md", "CHANGELOG.md", "docs/limits.md"] {
+    for name in
+        ["README.md", "ARCHITECTURE.md", "CHANGELOG.md", "docs/install.md", "docs/limits.md"]
+    {
         let text = document(name);
         let quoted = text.split('`').skip(1).step_by(2);
         let roots = ["src/", "tests/", "scripts/", "envoy/", ".ci/", "examples/", "docs/"];

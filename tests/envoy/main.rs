@@ -53,6 +53,8 @@ mod framing;
 #[cfg(test)]
 mod leaving;
 #[cfg(test)]
+mod manifests;
+#[cfg(test)]
 mod polling;
 #[cfg(test)]
 mod prefixes;
