@@ -6,11 +6,13 @@
 
 mod fields;
 mod models;
+mod scaling;
 
 use crate::classes::ClassConfig;
 use crate::drift::{DriftConfig, Window};
 use crate::replicas::strikes::PassiveHealth;
 use crate::route::{Policy, RouteConfig};
+use crate::scaling::ScalingConfig;
 use crate::score::CostConfig;
 use crate::share::LAYOUT;
 use fields::{Fields, shown};
@@ -64,6 +66,8 @@ pub struct Config {
     pub classes: ClassConfig,
     /// Who may see why a replica was chosen.
     pub explain: Option<ExplainConfig>,
+    /// How many replicas there should be; none: nobody asks.
+    pub scaling: Option<ScalingConfig>,
     fingerprint: u64,
 }
 
@@ -220,6 +224,16 @@ pub const OPTIONS: &[(&str, &str, &str)] = &[
     ("cost.adapter_load_ms", "100", "ms"),
     ("explain.request_header", "-", "header name"),
     ("explain.secret", "-", "text"),
+    ("scaling", "-", "object"),
+    ("scaling.min_replicas", "1", "replicas"),
+    ("scaling.max_replicas", "64", "replicas"),
+    ("scaling.prefill_share", "0.7", "share"),
+    ("scaling.backlog_s", "1", "s"),
+    ("scaling.waiting", "2", "requests"),
+    ("scaling.kv_usage", "0.8", "share"),
+    ("scaling.first_token_ms", "-", "ms"),
+    ("scaling.up_after_s", "15", "s"),
+    ("scaling.down_after_s", "300", "s"),
 ];
 
 impl Config {
@@ -251,6 +265,10 @@ impl Config {
             Some(value) if value.is_object() => Some(explain(&mut Fields::new("explain", value)?)?),
             // Not shown: it may be the secret, one level too high.
             Some(_) => return Err(error("explain", "expected an object".to_owned())),
+            None => None,
+        };
+        let scaling = match root.take("scaling") {
+            Some(value) => Some(scaling::scaling(&mut Fields::new("scaling", value)?)?),
             None => None,
         };
         let route = RouteConfig {
@@ -287,6 +305,7 @@ impl Config {
             session_header: root.optional_header("session_header")?,
             classes: classes(&mut root)?,
             explain,
+            scaling,
         };
         root.finish()?;
         config.check_names()?;
@@ -638,6 +657,25 @@ mod tests {
     }
 
     #[test]
+    fn how_many_replicas_there_should_be_is_asked_for_by_an_object() {
+        let parse = |option: &str| Config::parse(with(option).as_bytes()).unwrap().scaling;
+        assert_eq!(parse(""), None);
+        assert_eq!(parse(r#","scaling":{}"#), Some(ScalingConfig::default()));
+        let asked = parse(r#","scaling":{"first_token_ms":250,"max_replicas":9}"#).unwrap();
+        assert_eq!((asked.first_token, asked.max_replicas), (Some(Duration::from_millis(250)), 9));
+        check_error(
+            &with(r#","scaling":{"min_replicas":3,"max_replicas":2}"#),
+            "scaling.max_replicas: expected no less than min_replicas",
+        );
+        check_error(
+            &with(r#","scaling":{"kv_usage":80}"#),
+            "scaling.kv_usage: expected a number from 0.01 to 1, found 80",
+        );
+        check_error(&with(r#","scaling":{"up_after":1}"#), "scaling.up_after: unknown option");
+        check_error(&with(r#","scaling":true"#), "scaling: expected an object, found true");
+    }
+
+    #[test]
     fn a_secret_is_not_repeated() {
         check_error(
             &with(r#","explain":{"request_header":"x","secret":1234}"#),
@@ -745,9 +783,11 @@ mod tests {
                 Some((group, key)) => format!(r#","{group}":{{"{key}":{default}}}"#),
                 None => format!(r#","{path}":{default}"#),
             };
-            let json = with(&option);
-            let listed = Config::parse(json.as_bytes());
-            assert_eq!(listed, Config::parse(with("").as_bytes()), "{path}");
+            // A group's presence may say something by itself.
+            let group = path.split_once('.').map(|(group, _)| format!(r#","{group}":{{}}"#));
+            let usual = Config::parse(with(&group.unwrap_or_default()).as_bytes());
+            assert!(usual.is_ok(), "{path}: {usual:?}");
+            assert_eq!(Config::parse(with(&option).as_bytes()), usual, "{path}");
         }
     }
 }
