@@ -204,6 +204,8 @@ fn wanted(load: f64, count: f64) -> u32 {
 #[derive(Debug, Default)]
 pub struct Recommendation {
     replicas: Option<u32>,
+    /// Whether it was handed on, and not found.
+    is_heir: bool,
     least: Window,
     most: Window,
 }
@@ -211,16 +213,27 @@ pub struct Recommendation {
 impl Recommendation {
     /// Goes on from what another has recommended.
     pub fn from(replicas: Option<u32>) -> Self {
-        Self { replicas, ..Self::default() }
+        Self { replicas, is_heir: replicas.is_some(), ..Self::default() }
     }
 
-    /// Takes in what is asked for now: how many replicas there should be. None as long as none was ever seen.
-    pub fn take(&mut self, config: &ScalingConfig, asked: &Asked, now: Moment) -> Option<u32> {
+    /// Takes in what is asked for now, of a cluster with so many members that are not on their way out: how many replicas
+    /// there should be. None as long as none was ever seen.
+    pub fn take(
+        &mut self,
+        config: &ScalingConfig,
+        asked: &Asked,
+        members: u32,
+        now: Moment,
+    ) -> Option<u32> {
         // Where nobody gets requests nothing is known, and what was said before holds.
         if asked.replicas > 0 {
             let least = self.least.lowest(asked.at_least, config.up_after, now);
             let most = self.most.highest(asked.at_most, config.down_after, now);
-            let before = self.replicas.unwrap_or(asked.replicas);
+            let mut before = self.replicas.unwrap_or(members);
+            if most.is_none() && !self.is_heir {
+                // A gateway that has just begun hears of its replicas one by one: none of them is too many yet.
+                before = before.max(members);
+            }
             let up = least.filter(|least| *least > before);
             self.replicas = Some(up.or(most.filter(|most| *most < before)).unwrap_or(before));
         }

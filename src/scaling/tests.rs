@@ -98,7 +98,7 @@ fn plays(loads: &[(u64, f64)], expected: &[u32]) {
             second += 1;
             let each = vec![seen(load / f64::from(replicas), 0.0, 0, 0.0); replicas as usize];
             let asked = asked(&config, &each, None);
-            replicas = recommendation.take(&config, &asked, at(second)).unwrap();
+            replicas = recommendation.take(&config, &asked, replicas, at(second)).unwrap();
         }
         found.push(replicas);
     }
@@ -127,10 +127,10 @@ fn a_flapping_load_changes_nothing_and_a_spike_less() {
 fn nothing_is_changed_while_nothing_is_known() {
     let config = ScalingConfig::default();
     let mut recommendation = Recommendation::default();
-    assert_eq!(recommendation.take(&config, &asked(&config, &[], None), at(0)), None);
+    assert_eq!(recommendation.take(&config, &asked(&config, &[], None), 0, at(0)), None);
     let mut take = |replicas: &[Seen], seconds: std::ops::Range<u64>| {
         let takes = seconds.map(|second| {
-            recommendation.take(&config, &asked(&config, replicas, None), at(second))
+            recommendation.take(&config, &asked(&config, replicas, None), 6, at(second))
         });
         takes.last().flatten()
     };
@@ -147,12 +147,27 @@ fn another_goes_on_from_what_was_recommended() {
     let config = ScalingConfig::default();
     let mut recommendation = Recommendation::from(Some(9));
     let idle = asked(&config, &[seen(0.0, 0.0, 0, 0.0); 3], None);
-    let mut said = (0..301).map(|second| recommendation.take(&config, &idle, at(second)));
+    let mut said = (0..301).map(|second| recommendation.take(&config, &idle, 3, at(second)));
     assert_eq!(
         (said.next(), said.nth(298), said.next()),
         (Some(Some(9)), Some(Some(9)), Some(Some(1)))
     );
     // What cannot be is not believed.
     let mut absurd = Recommendation::from(Some(u32::MAX));
-    assert_eq!(absurd.take(&config, &idle, at(0)), Some(64));
+    assert_eq!(absurd.take(&config, &idle, 3, at(0)), Some(64));
+}
+
+#[test]
+fn a_gateway_that_begins_takes_no_replica_away_for_a_while() {
+    let config = ScalingConfig::default();
+    let mut recommendation = Recommendation::default();
+    let mut take = |healthy: usize, members: u32, seconds: std::ops::Range<u64>| {
+        let asked = asked(&config, &vec![seen(0.1, 0.0, 0, 0.1); healthy], None);
+        seconds.map(|second| recommendation.take(&config, &asked, members, at(second))).last()
+    };
+    // Members appear, and one after the other is found to be healthy.
+    assert_eq!(take(1, 1, 0..1), Some(Some(1)));
+    assert_eq!(take(1, 8, 1..2), Some(Some(8)));
+    assert_eq!(take(8, 8, 2..300), Some(Some(8)));
+    assert_eq!(take(8, 8, 300..302), Some(Some(2)));
 }

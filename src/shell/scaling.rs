@@ -141,7 +141,9 @@ impl Cluster {
             .collect();
         let late = scaling.first_token.map(|_| self.first_tokens.look(name, now));
         let asked = asked(scaling, &seen, late);
-        if let Some(replicas) = self.recommendation.take(scaling, &asked, now) {
+        let staying = members.all().filter(|replica| replica.health != Health::Draining).count();
+        let staying = u32::try_from(staying).unwrap_or(u32::MAX);
+        if let Some(replicas) = self.recommendation.take(scaling, &asked, staying, now) {
             meters::record(&metrics::RECOMMENDED_REPLICAS, &[name], replicas.into());
         }
         meters::record(&metrics::SCALING_UNHEARD, &[name], asked.missing.into());
