@@ -189,11 +189,10 @@ fn milliseconds(seconds: f64) -> String {
 /// What README.md says of a reason.
 fn meaning(reason: &str) -> Option<&'static str> {
     let rows = README.lines().skip_while(|line| !line.starts_with("| Reason |"));
-    let row = rows.skip(2).take_while(|line| line.starts_with('|')).find_map(|line| {
+    rows.skip(2).take_while(|line| line.starts_with('|')).find_map(|line| {
         let (name, meaning) = line.trim_matches('|').split_once(" | ")?;
         (name.trim().trim_matches('`') == reason).then(|| meaning.trim())
-    });
-    row
+    })
 }
 
 #[cfg(test)]

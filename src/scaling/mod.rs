@@ -104,8 +104,9 @@ impl Signal {
 /// shrinks by one for nothing; doubled, one runs a fifth over its targets for good.
 const TOLERANCE: f64 = 0.1;
 
-/// In one step no more than so many times the replicas there are: a burst says little of how long it lasts.
-const MOST_GROWTH: f64 = 2.0;
+/// A replica that has more than so many times what it is to have counts as one that has this: so in one step there are no
+/// more than twice as many, and one prompt of a million tokens, of which others cannot take a part, adds nobody.
+const MOST_OVER: f64 = 2.0;
 
 /// The share of first tokens that may be late: what makes the target a 99th percentile.
 const LATE_SHARE: f64 = 0.01;
@@ -142,20 +143,22 @@ impl Asked {
 /// Adds up what the replicas of a cluster have. `late`: how many first tokens came late of so many.
 pub fn asked(config: &ScalingConfig, replicas: &[Seen], late: Option<(f64, f64)>) -> Asked {
     let count = replicas.len() as f64;
-    let sum = |of: &dyn Fn(&Seen) -> f64| replicas.iter().map(of).sum::<f64>();
     let seconds = |tokens: f64, seen: &Seen| tokens / seen.prefill_tokens_per_s.max(1.0);
-    let backlog_s = sum(&|seen| seconds(seen.unfinished_tokens, seen));
-    let busy = sum(&|seen| seconds(seen.sent_tokens_per_s, seen));
+    let over = |has: f64, target: f64| (has / target).min(MOST_OVER);
+    let sum = |of: &dyn Fn(&Seen) -> f64| replicas.iter().map(of).sum::<f64>();
+    // More than all of its time nobody works: what is beyond waits, and counts as that.
+    let busy = |seen: &Seen| seconds(seen.sent_tokens_per_s, seen).min(1.0);
     let reports = || replicas.iter().filter_map(|seen| seen.report);
     let waiting: Vec<f64> = reports().map(|(waiting, _)| f64::from(waiting)).collect();
     let kv: Vec<f64> = reports().filter_map(|(_, usage)| usage).collect();
     let told = |values: &[f64], target: f64| {
-        (!values.is_empty()).then(|| (values.iter().sum::<f64>() / target, values.len()))
+        let load = values.iter().map(|value| over(*value, target)).sum::<f64>();
+        (!values.is_empty()).then_some((load, values.len()))
     };
     let own = |load: f64| Some((load, replicas.len()));
     let loads = [
-        own(busy / config.prefill_share),
-        own(backlog_s / config.backlog_s),
+        own(sum(&|seen| over(busy(seen), config.prefill_share))),
+        own(sum(&|seen| over(seconds(seen.unfinished_tokens, seen), config.backlog_s))),
         told(&waiting, config.waiting),
         told(&kv, config.kv_usage),
         late.and_then(|late| first_tokens(late, count)).map(|load| (load, replicas.len())),
@@ -175,7 +178,7 @@ pub fn asked(config: &ScalingConfig, replicas: &[Seen], late: Option<(f64, f64)>
         replicas: replicas.len() as u32,
         missing: unknown(if kv.is_empty() { reported } else { kv.len() }) as u32,
         loads: loads.map(|load| load.map(|(load, _)| load)),
-        backlog_s: if count > 0.0 { backlog_s / count } else { 0.0 },
+        backlog_s: sum(&|seen| seconds(seen.unfinished_tokens, seen)) / count.max(1.0),
         at_least: most(&|_| 0.0),
         at_most: at_most.max(most(&unknown)),
     }
@@ -195,9 +198,8 @@ fn wanted(load: f64, count: f64) -> u32 {
     if (load - count).abs() <= count * TOLERANCE {
         return count as u32;
     }
-    let most = if count > 0.0 { count * MOST_GROWTH } else { f64::MAX };
     // A hundredth of a replica is none.
-    (load.min(most) - 0.01).ceil() as u32
+    (load - 0.01).ceil() as u32
 }
 
 /// What is recommended, and what has been asked for lately.

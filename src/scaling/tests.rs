@@ -46,6 +46,9 @@ fn what_is_nearly_right_is_right_and_a_step_at_most_doubles() {
     check(&[seen(0.64, 0.0, 0, 0.0); 4], None, (4, 4));
     check(&[seen(0.80, 0.0, 0, 0.0); 4], None, (5, 5));
     check(&[seen(0.0, 60.0, 900, 1.0); 3], None, (6, 6));
+    // One endless prompt, or one replica that all crowd around: others would be of no help.
+    let idle = seen(0.0, 0.0, 0, 0.0);
+    check(&[seen(9.0, 600.0, 40, 1.0), idle, idle, idle], None, (2, 2));
 }
 
 #[test]
@@ -62,12 +65,9 @@ fn late_first_tokens_ask_for_one_more_and_keep_what_there_is() {
 
 #[test]
 fn who_has_not_reported_neither_adds_nor_takes_away() {
-    // Two queue three times what they are to have; of two nothing is known.
-    check(
-        &[seen(0.0, 0.0, 6, 0.1), seen(0.0, 0.0, 6, 0.1), unheard(0.0), unheard(0.0)],
-        None,
-        (6, 8),
-    );
+    // Three queue more than twice what they are to have; of two nothing is known.
+    let busy = seen(0.0, 0.0, 6, 0.1);
+    check(&[busy, busy, busy, unheard(0.0), unheard(0.0)], None, (6, 8));
     // Two are idle: the two that are not heard may be busy.
     let half = [seen(0.0, 0.0, 0, 0.0), seen(0.0, 0.0, 0, 0.0), unheard(0.0), unheard(0.0)];
     check(&half, None, (0, 2));
@@ -108,9 +108,9 @@ fn plays(loads: &[(u64, f64)], expected: &[u32]) {
 #[test]
 fn a_load_step_is_followed_fast_and_its_end_slowly() {
     // Load in replicas' whole time: 2.8 is right for four.
-    plays(&[(60, 2.8), (17, 5.6), (600, 5.6), (280, 1.4), (30, 1.4)], &[4, 8, 8, 8, 2]);
-    // More than twice what there is takes two steps, and there are bounds.
-    plays(&[(60, 2.8), (20, 11.2), (60, 11.2), (60, 40.0), (700, 0.0)], &[4, 8, 16, 16, 2]);
+    plays(&[(60, 2.8), (17, 5.6), (600, 5.6), (280, 1.4), (30, 1.4)], &[4, 6, 8, 8, 2]);
+    // More than what there is can take takes some steps, and there are bounds.
+    plays(&[(60, 2.8), (20, 11.2), (60, 11.2), (60, 40.0), (700, 0.0)], &[4, 6, 16, 16, 2]);
 }
 
 #[test]
