@@ -19,7 +19,7 @@ use hashbrown::HashMap;
 use std::rc::Rc;
 
 /// Every gauge of one replica.
-const OF_REPLICA: [&Metric; 14] = [
+const OF_REPLICA: [&Metric; 15] = [
     &metrics::REPLICA_IN_FLIGHT,
     &metrics::REPLICA_UNFINISHED,
     &metrics::REPLICA_SUSPENDED,
@@ -34,6 +34,7 @@ const OF_REPLICA: [&Metric; 14] = [
     &metrics::REPLICA_WAITING,
     &metrics::REPLICA_REPORT_AGE,
     &metrics::REPLICA_KV_USAGE,
+    &metrics::REPLICA_DRAIN_RANK,
 ];
 
 const HEALTH: [(Health, &str); 3] = [

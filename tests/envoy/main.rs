@@ -76,3 +76,5 @@ mod transports;
 mod traps;
 #[cfg(test)]
 mod updates;
+#[cfg(test)]
+mod watched;

@@ -116,6 +116,8 @@ impl Config {
         self.text = self.text.replace("/etc/warmpath/tokenizers/", "/etc/warmpath/");
         self.replace("/etc/warmpath/warmpath.wasm", &wasm.display().to_string());
         self.replace("/etc/warmpath/qwen3.warmpath", &prepared.display().to_string());
+        let page = Path::new(env!("CARGO_MANIFEST_DIR")).join("envoy/live.html");
+        self.text = self.text.replace("/etc/warmpath/live.html", &page.display().to_string());
     }
 
     /// Moves the listeners to free ports of the loopback.
