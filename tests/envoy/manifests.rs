@@ -20,6 +20,8 @@ const HCM: &str = "type.googleapis.com/envoy.extensions.filters.network.http_con
 const ROUTER: &str = "envoy.filters.http.router";
 const ROUTING: &str = "x-gateway-destination-endpoint";
 
+const AGENTS: &str = "outbound|9402||engine-agent.inference.svc.cluster.local";
+
 /// Services of the mesh that have nothing to do with inference, and pods of each.
 const OTHERS: (usize, usize) = (300, 4);
 
@@ -132,6 +134,8 @@ fn proxy(
     let mut clusters = vec![
         cluster(&service("engine"), engines),
         cluster(&service("engine-poll"), engines),
+        // No agent answers: replicas without one are used all the same.
+        cluster(AGENTS, &[local(9)]),
         cluster("prometheus_stats", &[admin]),
     ];
     for other in 0..OTHERS.0 {
@@ -278,7 +282,10 @@ async fn a_prefix_is_found_again(mut rig: Rig, cluster: &str) {
         .await;
     assert_eq!(scrape.sum("warmpath_requests_total", &[("reason", "prefix")]), 6.0);
     assert_eq!(scrape.sum("warmpath_prediction_total", &[("result", "equal")]), 12.0);
-    assert_eq!(scrape.sum("warmpath_polls_total", &[("result", "failed")]), 0.0);
+    for target in ["admin", "metrics", "models"] {
+        let failed = [("target", target), ("result", "failed")];
+        assert_eq!(scrape.sum("warmpath_polls_total", &failed), 0.0, "{target}");
+    }
     assert_eq!(scrape.sum("warmpath_unplaced_replicas", &[]), 0.0);
     let seen = rig.received();
     assert_eq!(seen.len(), 12);
@@ -347,7 +354,7 @@ fn istios_patches_are_parts_of_the_shipped_configuration() {
     assert_eq!(plugin(value(1)), plugin(&filters[1]));
     assert_eq!(value(2)["typed_config"], filters[2]["typed_config"]);
     let clusters = &shipped["static_resources"]["clusters"];
-    for (at, cluster) in [(3, 0), (4, 1)] {
+    for (at, cluster) in [(3, 0), (4, 1), (5, 1)] {
         let policy = "load_balancing_policy";
         assert_eq!(value(at)[policy], clusters[cluster][policy]);
     }
@@ -371,6 +378,7 @@ fn the_manifests_name_each_other_as_they_are_called() {
             serde_json::from_str(plugin["configuration"]["value"].as_str().unwrap()).unwrap();
         let cluster = &plugin["clusters"][0];
         let services = documents("istio/services.yaml");
+        assert_eq!(plugin["cache_report"]["cluster"], AGENTS);
         for (named, service) in [("name", "engine"), ("poll_cluster", "engine-poll")] {
             assert_eq!(cluster[named], self::service(service));
             let found = services.iter().find(|one| one["metadata"]["name"] == service).unwrap();
