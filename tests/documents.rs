@@ -297,6 +297,30 @@ fn sources(folder: &Path) -> String {
     text
 }
 
+/// What is compiled into a program from beside `src` is what the image's build sees, too. (Tests' data is not compiled there.)
+#[test]
+fn the_images_build_has_every_file_that_is_compiled_in() {
+    let root = Path::new(env!("CARGO_MANIFEST_DIR"));
+    let allowed = document(".dockerignore");
+    let allowed: Vec<&str> = allowed.lines().filter_map(|line| line.strip_prefix('!')).collect();
+    let source = sources(&root.join("src"));
+    let mut files = 0;
+    for include in source.split("include_str!(\"").chain(source.split("include_bytes!(\"")).skip(1)
+    {
+        let Some((path, _)) = include.split_once('"') else { continue };
+        let path = path.trim_start_matches("../");
+        if !path.ends_with(".md") && !path.starts_with("envoy/") {
+            continue;
+        }
+        files += 1;
+        assert!(
+            allowed.iter().any(|allowed| path.starts_with(allowed)),
+            ".dockerignore keeps out {path}"
+        );
+    }
+    assert!(files > 0);
+}
+
 /// The names of all tests, and of the steps of `scripts/test.sh`.
 fn tests() -> BTreeSet<String> {
     let root = Path::new(env!("CARGO_MANIFEST_DIR"));
