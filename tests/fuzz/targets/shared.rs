@@ -519,7 +519,7 @@ fn links(data: &[u8]) {
 
 /// A piece of a report that makes no sense, or does.
 fn observe(link: &mut Link<Memory>, replica: ReplicaId, bytes: &mut Bytes<'_>) {
-    let tier = if bytes.u8() % 4 == 0 { Tier::Offload } else { Tier::Gpu };
+    let tier = if bytes.u8().is_multiple_of(4) { Tier::Offload } else { Tier::Gpu };
     let change = |bytes: &mut Bytes<'_>| {
         let Record { fate, parent, blocks, .. } = record(replica, bytes);
         match fate {
@@ -528,7 +528,7 @@ fn observe(link: &mut Link<Memory>, replica: ReplicaId, bytes: &mut Bytes<'_>) {
         }
     };
     let changes: Vec<Change> = (0..bytes.u8() % 4).map(|_| change(bytes)).collect();
-    let from = link.observed_position(replica).filter(|_| bytes.u8() % 4 > 0);
+    let from = link.observed_position(replica).filter(|_| !bytes.u8().is_multiple_of(4));
     let to = Position { generation: 1 + u64::from(bytes.u8() % 2), seq: bytes.u8().into() };
-    link.observe(replica, from, to, &changes, bytes.u8() % 4 > 0);
+    link.observe(replica, from, to, &changes, !bytes.u8().is_multiple_of(4));
 }
