@@ -14,7 +14,7 @@
 //!    replica and a reason; where it says that all are overloaded, [`refusal`] is the answer.
 //! 5. [`feedback`] reads the response in passing: what it proves goes back into the index, what it contradicts
 //!    to [`drift`], which says whose prompts are trusted, and how long it took to [`learn`].
-//! 6. [`share`] is how the VMs of one Envoy come to see the same, and [`metrics`] what they count, by the
+//! 6. [`report`] is what an agent beside an engine says of its cache and load; [`share`] is how the VMs of one Envoy come to see the same, and [`metrics`] what they count, by the
 //!    [`classes`] of requests.
 //! 7. `shell`, in wasm only, does the host calls; [`loaded`] is what its configurations share.
 //!
@@ -45,6 +45,7 @@ pub mod mock;
 pub mod model;
 pub mod refusal;
 pub mod replicas;
+pub mod report;
 pub mod request;
 pub mod route;
 pub mod rules;

@@ -5,10 +5,11 @@ use std::process::ExitCode;
 use std::sync::Arc;
 use std::time::Duration;
 use tokio::net::TcpListener;
+use tokio::time::{Instant, sleep};
 use warmpath::mock::digest::Lora;
 use warmpath::mock::engine::EngineConfig;
 use warmpath::mock::exposition::MetricNames;
-use warmpath::mock::{ReplicaConfig, Skew, serve};
+use warmpath::mock::{Handle, ReplicaConfig, Skew, serve};
 use warmpath::model::Model;
 
 /// An OpenAI-compatible server that behaves like vLLM where routing can tell, and computes nothing.
@@ -66,7 +67,13 @@ struct Arguments {
     /// Threads; one is enough for some thousand tokens a second.
     #[arg(long, default_value_t = 1)]
     threads: u16,
+    /// Once told to end: seconds that it has to finish what it has. Its /health says 503 meanwhile; 0 ends it at once.
+    #[arg(long, default_value_t = 0.0)]
+    drain_s: f64,
 }
+
+/// How long a draining replica stays at least, so that whoever asks /health has noticed: it still answers.
+const NOTICE: Duration = Duration::from_secs(5);
 
 #[derive(Clone, Copy, ValueEnum)]
 enum SkewArgument {
@@ -111,7 +118,29 @@ async fn run(arguments: &Arguments) -> Result<(), String> {
         handles.push(handle);
     }
     stop_signal().await;
+    let limit = Duration::try_from_secs_f64(arguments.drain_s).unwrap_or_default();
+    if !limit.is_zero() {
+        drain(&handles, limit).await;
+    }
     Ok(())
+}
+
+/// Answers on, unhealthy, until nothing is under way or the limit is reached.
+async fn drain(handles: &[Handle], limit: Duration) {
+    for handle in handles {
+        handle.replica.set_control(|control| control.health = Some(503));
+    }
+    println!("draining");
+    let began = Instant::now();
+    while began.elapsed() < limit {
+        sleep(Duration::from_millis(200)).await;
+        let is_idle = handles.iter().all(|handle| handle.replica.in_flight() == 0);
+        if is_idle && began.elapsed() >= NOTICE {
+            break;
+        }
+    }
+    // What an answer that has just ended still has to write.
+    sleep(Duration::from_millis(200)).await;
 }
 
 /// Ctrl-C, or what a script's `kill` sends.

@@ -4,6 +4,7 @@
 //! silently ignored is the costliest kind of wrong configuration. What can only be known at run
 //! time (whether a cluster exists, whether a tokenizer can be fetched) is not checked here.
 
+mod cache_report;
 mod fields;
 mod models;
 
@@ -13,6 +14,7 @@ use crate::replicas::strikes::PassiveHealth;
 use crate::route::{Policy, RouteConfig};
 use crate::score::CostConfig;
 use crate::share::LAYOUT;
+pub use cache_report::{AgentConfig, CacheReportConfig};
 use fields::{Fields, shown};
 pub use models::ModelConfig;
 use serde_json::Value;
@@ -45,6 +47,8 @@ pub struct Config {
     pub poll_interval: Duration,
     /// How long an answer to a poll may take.
     pub poll_timeout: Duration,
+    /// How agents are asked what their replicas have cached; none: they are not.
+    pub cache_report: Option<CacheReportConfig>,
     /// Bodies up to this size are held and read.
     pub max_body_bytes: usize,
     /// How long a request waits for its turn to have its prompt read, and how long that may take.
@@ -178,6 +182,13 @@ pub const OPTIONS: &[(&str, &str, &str)] = &[
     ("clusters[].poll_api_key", "-", "text"),
     ("poll_interval_ms", "500", "ms"),
     ("poll_timeout_ms", "2000", "ms"),
+    ("cache_report.cluster", "-", "Envoy cluster"),
+    ("cache_report.port", "9402", "port"),
+    ("cache_report.port_offset", "-", "ports"),
+    ("cache_report.token", "-", "text"),
+    ("cache_report.interval_ms", "200", "ms"),
+    ("cache_report.idle_interval_ms", "2000", "ms"),
+    ("cache_report.lost_after_ms", "2000", "ms"),
     ("stale_after_ms", "3000", "ms"),
     ("passive_health.failures", "5", "failures"),
     ("passive_health.base_ms", "1000", "ms"),
@@ -247,6 +258,12 @@ impl Config {
             Some(value) => drift(&mut Fields::new("drift", value)?)?,
             None => DriftConfig::default(),
         };
+        let cache_report = match root.take("cache_report") {
+            Some(value) => {
+                Some(cache_report::cache_report(&mut Fields::new("cache_report", value)?)?)
+            }
+            None => None,
+        };
         let explain = match root.take("explain") {
             Some(value) if value.is_object() => Some(explain(&mut Fields::new("explain", value)?)?),
             // Not shown: it may be the secret, one level too high.
@@ -277,6 +294,7 @@ impl Config {
                 as u32,
             poll_interval: root.millis("poll_interval_ms", 500, 50, 60_000)?,
             poll_timeout: root.millis("poll_timeout_ms", 2000, 50, 60_000)?,
+            cache_report,
             max_body_bytes: root.integer("max_body_bytes", 1_000_000, 1, 256 << 20)? as usize,
             max_prompt: root.millis("max_prompt_ms", 1000, 1, 600_000)?,
             max_prompt_cpu: root.millis("max_prompt_cpu_ms", 400, 1, 600_000)?,
@@ -741,13 +759,20 @@ mod tests {
             }
             let is_json = serde_json::from_str::<Value>(default).is_ok();
             let default = if is_json { (*default).to_owned() } else { format!("{default:?}") };
-            let option = match path.split_once('.') {
-                Some((group, key)) => format!(r#","{group}":{{"{key}":{default}}}"#),
-                None => format!(r#","{path}":{default}"#),
+            // What is not there unless it names a cluster.
+            let cluster = r#""cluster":"agents""#;
+            let (option, without) = match path.split_once('.') {
+                Some(("cache_report", key)) => (
+                    format!(r#","cache_report":{{{cluster},"{key}":{default}}}"#),
+                    format!(r#","cache_report":{{{cluster}}}"#),
+                ),
+                Some((group, key)) => {
+                    (format!(r#","{group}":{{"{key}":{default}}}"#), String::new())
+                }
+                None => (format!(r#","{path}":{default}"#), String::new()),
             };
-            let json = with(&option);
-            let listed = Config::parse(json.as_bytes());
-            assert_eq!(listed, Config::parse(with("").as_bytes()), "{path}");
+            let listed = Config::parse(with(&option).as_bytes());
+            assert_eq!(listed, Config::parse(with(&without).as_bytes()), "{path}");
         }
     }
 }

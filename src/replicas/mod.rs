@@ -5,6 +5,7 @@
 //! replica's own `/metrics` and `/v1/models`) and publishes it; every VM reads the same table.
 //! Nothing here fetches, and nothing here knows what a replica has cached.
 
+pub mod agents;
 pub mod attempts;
 pub mod clusters;
 pub mod models;
@@ -120,6 +121,8 @@ pub struct Replica {
     pub adapters: Option<Vec<u64>>,
     /// How much of its stated capacity it seems to have: see [`crate::learn::sizing`].
     pub shadow_share: f64,
+    /// Whether its agent says that it is to be emptied: then it is draining where Envoy has nothing against it.
+    pub drains: bool,
 }
 
 impl Replica {
@@ -139,7 +142,13 @@ impl Replica {
             models: None,
             adapters: None,
             shadow_share: 1.0,
+            drains: false,
         }
+    }
+
+    fn set_health(&mut self, verdict: Health) {
+        let drains = self.drains && verdict == Health::Healthy;
+        self.health = if drains { Health::Draining } else { verdict };
     }
 
     /// Whether a request for this adapter has to wait for it to be loaded, as far as the replica says.
@@ -239,6 +248,22 @@ impl ReplicaTable {
         }
     }
 
+    /// Notes whether a replica is to be emptied. Whether that is new.
+    pub fn set_drains(&mut self, id: ReplicaId, drains: bool) -> bool {
+        let slot = self.slots.get_mut(id.slot as usize).and_then(|slot| slot.replica.as_mut());
+        let replica = slot.filter(|replica| replica.id == id && replica.drains != drains);
+        let Some(replica) = replica else { return false };
+        let was_drained = std::mem::replace(&mut replica.drains, drains);
+        // Where that was Envoy's own verdict, its next answer says so again.
+        let verdict = if was_drained && replica.health == Health::Draining {
+            Health::Healthy
+        } else {
+            replica.health
+        };
+        replica.set_health(verdict);
+        true
+    }
+
     /// The replicas of one Envoy cluster.
     pub fn in_cluster<'a>(&'a self, cluster: &'a str) -> impl Iterator<Item = &'a Replica> {
         self.iter().filter(move |replica| replica.cluster == cluster)
@@ -271,7 +296,7 @@ impl ReplicaTable {
             };
             match new.remove(replica.address.as_str()) {
                 Some(member) => {
-                    replica.health = member.health;
+                    replica.set_health(member.health);
                     replica.priority = member.priority;
                 }
                 None => slot.replica = None,
@@ -319,7 +344,10 @@ impl ReplicaTable {
         if restarted {
             place.incarnation = place.incarnation.wrapping_add(1);
             let id = ReplicaId { slot, incarnation: place.incarnation };
-            let Replica { cluster, address, health, priority, .. } = replica.clone();
+            let Replica { cluster, address, mut health, priority, drains, .. } = replica.clone();
+            if drains && health == Health::Draining {
+                health = Health::Healthy;
+            }
             // The new process may be another engine with another model.
             *replica = Replica::unheard(id, cluster, Member { address, health, priority });
         }
@@ -399,6 +427,34 @@ mod tests {
         table.set_members("c", &many);
         let sum: usize = table.iter().map(|replica| table.shadow_blocks(replica.id, 1 << 26)).sum();
         assert!(sum <= MAX_SHADOW_BLOCKS, "{sum}");
+    }
+
+    #[test]
+    fn a_replica_that_is_to_be_emptied_drains_unless_envoy_knows_worse() {
+        let mut table = ReplicaTable::default();
+        let unhealthy = Member { health: Health::Unhealthy, ..member("a:1") };
+        table.set_members("c", &[member("a:1")]);
+        let a = id(&table, "a:1");
+        let health = |table: &ReplicaTable| table.at(a.slot).unwrap().health;
+        assert!(table.set_drains(a, true) && !table.set_drains(a, true));
+        assert_eq!(health(&table), Health::Draining);
+        table.set_members("c", &[member("a:1")]);
+        assert_eq!(health(&table), Health::Draining);
+        table.set_members("c", std::slice::from_ref(&unhealthy));
+        assert_eq!(health(&table), Health::Unhealthy);
+        table.set_drains(a, false);
+        assert_eq!(health(&table), Health::Unhealthy);
+        table.set_members("c", &[member("a:1")]);
+        table.set_drains(a, true);
+        table.set_drains(a, false);
+        assert_eq!(health(&table), Health::Healthy);
+        // A new process is not the one that was to be emptied.
+        table.set_report(a.slot, &started(1.0), 0, Moment::default());
+        table.set_drains(a, true);
+        table.set_report(a.slot, &started(2.0), 0, Moment::default());
+        let replica = table.at(a.slot).unwrap();
+        assert_eq!((replica.health, replica.drains), (Health::Healthy, false));
+        assert!(!table.set_drains(a, true));
     }
 
     #[test]

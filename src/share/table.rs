@@ -211,6 +211,7 @@ fn write_replica(writer: &mut Writer, replica: &Replica) {
         writer.list(adapters.iter(), |writer, adapter| writer.u64(*adapter));
     });
     writer.f64(replica.shadow_share);
+    writer.u8(replica.drains.into());
 }
 
 fn read_replica(reader: &mut Reader<'_>, id: ReplicaId) -> Option<Replica> {
@@ -245,6 +246,11 @@ fn read_replica(reader: &mut Reader<'_>, id: ReplicaId) -> Option<Replica> {
         })?,
         adapters: reader.option(|reader| reader.list(Reader::u64))?,
         shadow_share: reader.f64().filter(|share| (sizing::MIN_SHARE..=1.0).contains(share))?,
+        drains: match reader.u8()? {
+            0 => false,
+            1 => true,
+            _ => return None,
+        },
     })
 }
 
@@ -278,6 +284,7 @@ mod tests {
         };
         table.set_report(1, &report, 3, Moment(7));
         table.set_shadow_share(table.at(1).unwrap().id, 0.25);
+        table.set_drains(table.at(1).unwrap().id, true);
         table.set_models(1, vec![Served { root: 5, parent: 6, ..Served::named("m") }]);
         Published { marks: Marks { epoch: 2, leader: 5, version: 9 }, table }
     }

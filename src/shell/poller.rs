@@ -16,7 +16,7 @@ use super::{host, meters};
 use crate::config::{Config, Membership};
 use crate::learn::sizing::Sizing;
 use crate::metrics;
-use crate::replicas::schedule::{Pace, Question, Schedule};
+use crate::replicas::schedule::{Pace, Question, Schedule, Wish};
 use crate::replicas::stats::Report;
 use crate::replicas::{Member, Moment, ReplicaId, ReplicaTable, clusters, models};
 use crate::share::table::Refusal;
@@ -219,8 +219,9 @@ impl Poller {
         let config = Rc::clone(&self.config);
         let polled = |cluster: &str| config.cluster_named(cluster)?.poll.as_ref();
         let replicas = self.table.iter().filter(|replica| polled(&replica.cluster).is_some());
-        let ids = replicas.map(|replica| replica.id);
-        let questions = self.schedule.next(ids, &self.pace(), now, MAX_CALLS_PER_TICK);
+        let wish = |id| Wish { id, metrics: true, models: true, report: None };
+        let wishes = replicas.map(|replica| wish(replica.id));
+        let questions = self.schedule.next(wishes, &self.pace(), now, MAX_CALLS_PER_TICK);
         let (charges, timeout) = (link.all_charges(now), self.config.poll_timeout);
         for (id, question) in questions {
             let Some(replica) = self.table.by_id(id) else { continue };
@@ -228,6 +229,7 @@ impl Poller {
             let call = match question {
                 Question::Metrics => Call::Metrics(id, charges.of(id).requests),
                 Question::Models => Call::Models(id),
+                Question::Report => continue,
             };
             let begun = self.calls.ask_replica(&call, poll, &replica.address, timeout);
             self.note(begun, &call, &poll.cluster);

@@ -109,4 +109,4 @@ macro_rules! tests {
     };
 }
 
-tests! { bodies prompts responses metrics admin models attempts values logs links configs templates tokenizers prepared texts }
+tests! { bodies prompts responses metrics admin models attempts values logs links reports configs templates tokenizers prepared texts }

@@ -4,6 +4,7 @@
 //! than one text, a NUL byte stands between them.
 
 mod operator;
+mod report;
 mod request;
 mod response;
 mod shared;
@@ -38,6 +39,7 @@ pub const ALL: &[Target] = &[
     shared::VALUES,
     shared::LOGS,
     shared::LINKS,
+    report::REPORTS,
     operator::CONFIGS,
     operator::TEMPLATES,
     tokenizer::TOKENIZERS,

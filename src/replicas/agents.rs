@@ -1,0 +1,350 @@
+//! Whether the agents beside replicas report: how often each is asked, and when it is given up.
+//!
+//! An agent that never reported is asked seldom, one that does as often as its replica has something to do, and one that
+//! stopped is given up after a stated time and asked on. This reads no report and knows no block: what a replica holds
+//! by its agent's account is the index' part, and whom to ask on which tick [`super::schedule`]'s.
+
+use super::schedule::Interval;
+use super::{Moment, ReplicaId};
+use crate::config::CacheReportConfig;
+use hashbrown::HashMap;
+use std::time::Duration;
+
+/// Between two questions to an agent that never reported, at most: there is none as a rule. Halved, a fleet without
+/// agents is asked twice as often for nothing; doubled, an agent that is added is found a minute later.
+pub const LONGEST_INTERVAL: Duration = Duration::from_secs(30);
+
+/// What an agent is to its replica.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Hash, Default)]
+pub enum Standing {
+    /// It has not reported yet: there may be none.
+    #[default]
+    Unheard,
+    /// It reports, and what it says is what the replica holds.
+    Reporting,
+    /// It reports, and only the load that it tells can be used.
+    LoadOnly(Misfit),
+    /// It reports that it does not hear its engine's events.
+    Deaf,
+    /// It reported once and does not any more.
+    Lost,
+}
+
+impl Standing {
+    /// The states without their causes.
+    pub const LABELS: [&str; 5] = ["unheard", "reporting", "load_only", "deaf", "lost"];
+
+    /// Its label in metrics.
+    pub fn as_str(self) -> &'static str {
+        match self {
+            Self::Unheard => "unheard",
+            Self::Reporting => "reporting",
+            Self::LoadOnly(_) => "load_only",
+            Self::Deaf => "deaf",
+            Self::Lost => "lost",
+        }
+    }
+
+    /// Why what the replica holds is not known from its agent any more.
+    pub fn cause(self) -> &'static str {
+        match self {
+            Self::LoadOnly(misfit) => misfit.as_str(),
+            Self::Deaf => "deaf",
+            _ => "silent",
+        }
+    }
+}
+
+/// Why a report's blocks are not the filter's.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
+pub enum Misfit {
+    /// They are of a model whose own name is none that is configured.
+    Model,
+    /// They are as long as the replica says its blocks are not.
+    BlockSize,
+    /// The filter sets tenants apart, which no agent does.
+    Tenants,
+}
+
+impl Misfit {
+    /// Its label in metrics.
+    pub fn as_str(self) -> &'static str {
+        match self {
+            Self::Model => "other_model",
+            Self::BlockSize => "other_block_size",
+            Self::Tenants => "tenants",
+        }
+    }
+
+    /// What is said of it.
+    pub fn complaint(self) -> &'static str {
+        match self {
+            Self::Model => {
+                "an agent reports blocks of a model that is not the own name of any that is configured \
+                 (its --model): only its load is used"
+            }
+            Self::BlockSize => {
+                "an agent reports blocks of another size than its engine's: only its load is used"
+            }
+            Self::Tenants => {
+                "tenant_header sets tenants apart, which no agent does: only the load that agents report is used"
+            }
+        }
+    }
+}
+
+/// What a report is to its agent's standing.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub struct Heard {
+    /// What of it can be used.
+    pub standing: Standing,
+    /// Whether the replica has something to do, or its cache has changed.
+    pub is_busy: bool,
+    /// Whether it tells the replica's load.
+    pub tells_load: bool,
+}
+
+#[derive(Debug, Clone, Copy, Default)]
+struct Agent {
+    standing: Standing,
+    tells_load: bool,
+    /// When it last reported.
+    heard: Option<Moment>,
+    /// When it was asked the first of those questions that brought no report.
+    unanswered: Option<Moment>,
+    /// How many that were.
+    misses: u32,
+    /// Reports in a row that told nothing new.
+    quiet: u32,
+}
+
+impl Agent {
+    fn interval(&self, config: &CacheReportConfig, is_busy: bool) -> Duration {
+        let doubled = |times: u32, most: Duration| {
+            let factor = 1_u32.checked_shl(times).unwrap_or(u32::MAX);
+            config.interval.saturating_mul(factor).min(most)
+        };
+        let longest = LONGEST_INTERVAL.max(config.idle_interval);
+        match self.standing {
+            Standing::Unheard => doubled(self.misses, longest),
+            Standing::Lost => config.idle_interval,
+            // So that it is soon known whether it is gone.
+            _ if self.misses > 0 => config.interval,
+            _ if is_busy => config.interval,
+            _ => doubled(self.quiet, config.idle_interval),
+        }
+    }
+}
+
+/// See the module.
+#[derive(Debug, Default)]
+pub struct Agents {
+    agents: HashMap<ReplicaId, Agent>,
+}
+
+impl Agents {
+    /// Forgets who is gone.
+    pub fn retain(&mut self, is_there: impl Fn(ReplicaId) -> bool) {
+        self.agents.retain(|id, _| is_there(*id));
+    }
+
+    /// Takes it from another leader that an agent reports. It has as long to show that it does as any.
+    pub fn inherit(&mut self, id: ReplicaId, now: Moment) {
+        let agent = self.agents.entry(id).or_default();
+        if agent.standing == Standing::Unheard {
+            let (standing, heard) = (Standing::Reporting, Some(now));
+            *agent = Agent { standing, heard, ..Agent::default() };
+        }
+    }
+
+    /// How soon an agent is asked again, and whether it is tried out. `has_requests`: its replica has some in flight.
+    pub fn interval(
+        &self,
+        id: ReplicaId,
+        config: &CacheReportConfig,
+        has_requests: bool,
+    ) -> Interval {
+        let agent = self.agents.get(&id).copied().unwrap_or_default();
+        let every = agent.interval(config, has_requests);
+        let is_known = !matches!(agent.standing, Standing::Unheard | Standing::Lost);
+        Interval { every, is_trial: !is_known || agent.misses > 0 }
+    }
+
+    /// Whether the replica itself is to be asked for its load.
+    pub fn needs_metrics(&self, id: ReplicaId) -> bool {
+        let agent = self.agents.get(&id).copied().unwrap_or_default();
+        let reports = matches!(agent.standing, Standing::Reporting | Standing::LoadOnly(_));
+        !reports || !agent.tells_load
+    }
+
+    /// An agent is asked.
+    pub fn asked(&mut self, id: ReplicaId, now: Moment) {
+        self.agents.entry(id).or_default().unanswered.get_or_insert(now);
+    }
+
+    /// Its answer was no report, or there was none.
+    pub fn missed(&mut self, id: ReplicaId) {
+        let agent = self.agents.entry(id).or_default();
+        agent.misses = agent.misses.saturating_add(1);
+    }
+
+    /// It has reported. What it was before.
+    pub fn heard(&mut self, id: ReplicaId, heard: Heard, now: Moment) -> Standing {
+        let agent = self.agents.entry(id).or_default();
+        let before = agent.standing;
+        let quiet = if heard.is_busy { 0 } else { agent.quiet.saturating_add(1) };
+        let Heard { standing, tells_load, .. } = heard;
+        let (unanswered, misses) = (None, 0);
+        *agent = Agent { standing, tells_load, heard: Some(now), unanswered, misses, quiet };
+        before
+    }
+
+    /// Gives up who has left questions unanswered for too long. Who that is now, and what each was before.
+    pub fn give_up(
+        &mut self,
+        config: &CacheReportConfig,
+        now: Moment,
+    ) -> Vec<(ReplicaId, Standing)> {
+        let mut lost = Vec::new();
+        for (id, agent) in &mut self.agents {
+            let is_overdue =
+                agent.unanswered.is_some_and(|since| now.since(since) >= config.lost_after);
+            if is_overdue && !matches!(agent.standing, Standing::Unheard | Standing::Lost) {
+                lost.push((*id, agent.standing));
+                agent.standing = Standing::Lost;
+            }
+        }
+        lost
+    }
+
+    /// What a replica's agent is to it.
+    pub fn standing(&self, id: ReplicaId) -> Standing {
+        self.agents.get(&id).map(|agent| agent.standing).unwrap_or_default()
+    }
+
+    /// When it last reported.
+    pub fn last_heard(&self, id: ReplicaId) -> Option<Moment> {
+        self.agents.get(&id)?.heard
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::config::Config;
+
+    const ID: ReplicaId = ReplicaId { slot: 0, incarnation: 1 };
+
+    /// With an interval of 200 ms, 2 s when idle and lost after 2 s.
+    fn config() -> CacheReportConfig {
+        let json = br#"{"models": [{"name": "m", "prepared": {"cluster": "files", "path": "/m"}}],
+            "clusters": [{"name": "pool", "admin_cluster": "admin"}], "cache_report": {"cluster": "agents"}}"#;
+        Config::parse(json).unwrap().cache_report.unwrap()
+    }
+
+    fn at(ms: u64) -> Moment {
+        Moment::default().plus(Duration::from_millis(ms))
+    }
+
+    fn heard(standing: Standing) -> Heard {
+        Heard { standing, is_busy: false, tells_load: true }
+    }
+
+    fn every(agents: &Agents, has_requests: bool) -> u128 {
+        agents.interval(ID, &config(), has_requests).every.as_millis()
+    }
+
+    #[test]
+    fn a_replica_without_an_agent_is_tried_ever_less() {
+        let mut agents = Agents::default();
+        let mut intervals = Vec::new();
+        for _ in 0..40 {
+            assert!(agents.interval(ID, &config(), false).is_trial && agents.needs_metrics(ID));
+            intervals.push(every(&agents, true));
+            agents.asked(ID, at(0));
+            agents.missed(ID);
+        }
+        assert_eq!(intervals[..4], [200, 400, 800, 1600]);
+        assert_eq!(*intervals.last().unwrap(), LONGEST_INTERVAL.as_millis());
+        assert_eq!(agents.give_up(&config(), at(1_000_000)), []);
+        assert_eq!(agents.standing(ID), Standing::Unheard);
+    }
+
+    #[test]
+    fn an_agent_is_asked_less_while_nothing_happens_and_at_once_when_something_does() {
+        let mut agents = Agents::default();
+        let mut intervals = Vec::new();
+        for n in 0..6 {
+            agents.heard(ID, heard(Standing::Reporting), at(n));
+            intervals.push(every(&agents, false));
+        }
+        assert_eq!(intervals, [400, 800, 1600, 2000, 2000, 2000]);
+        assert_eq!(every(&agents, true), 200);
+        agents.heard(ID, Heard { is_busy: true, ..heard(Standing::Reporting) }, at(9));
+        assert_eq!(every(&agents, false), 200);
+        assert!(!agents.interval(ID, &config(), false).is_trial && !agents.needs_metrics(ID));
+    }
+
+    #[test]
+    fn an_agent_that_is_silent_is_given_up_once_and_comes_back() {
+        let mut agents = Agents::default();
+        agents.heard(ID, heard(Standing::Reporting), at(0));
+        agents.asked(ID, at(1000));
+        agents.missed(ID);
+        assert_eq!(every(&agents, false), 200);
+        assert!(agents.interval(ID, &config(), false).is_trial);
+        agents.asked(ID, at(1200));
+        assert_eq!(agents.give_up(&config(), at(2999)), []);
+        assert!(!agents.needs_metrics(ID));
+        assert_eq!(agents.give_up(&config(), at(3000)), [(ID, Standing::Reporting)]);
+        assert_eq!(agents.give_up(&config(), at(3000)), []);
+        assert_eq!((agents.standing(ID), every(&agents, true)), (Standing::Lost, 2000));
+        assert!(agents.needs_metrics(ID));
+        let before = agents.heard(ID, heard(Standing::Reporting), at(9000));
+        assert_eq!((before, agents.standing(ID)), (Standing::Lost, Standing::Reporting));
+        assert_eq!(agents.give_up(&config(), at(20_000)), []);
+    }
+
+    #[test]
+    fn a_question_that_hangs_counts_from_when_it_was_asked() {
+        let mut agents = Agents::default();
+        agents.heard(ID, heard(Standing::Reporting), at(0));
+        agents.asked(ID, at(1000));
+        assert_eq!(agents.give_up(&config(), at(3000)), [(ID, Standing::Reporting)]);
+    }
+
+    #[test]
+    fn an_agent_of_the_last_leader_has_as_long_as_any_to_answer() {
+        let mut agents = Agents::default();
+        agents.inherit(ID, at(5000));
+        assert_eq!((agents.standing(ID), every(&agents, true)), (Standing::Reporting, 200));
+        assert_eq!(agents.give_up(&config(), at(60_000)), []);
+        agents.asked(ID, at(6000));
+        agents.inherit(ID, at(7000));
+        assert_eq!(agents.give_up(&config(), at(8000)), [(ID, Standing::Reporting)]);
+        agents.inherit(ID, at(8000));
+        assert_eq!(agents.standing(ID), Standing::Lost);
+    }
+
+    #[test]
+    fn load_that_an_agent_does_not_tell_is_asked_of_the_replica() {
+        let mut agents = Agents::default();
+        for (standing, tells_load, expected) in [
+            (Standing::Reporting, true, false),
+            (Standing::Reporting, false, true),
+            (Standing::LoadOnly(Misfit::Model), true, false),
+            (Standing::Deaf, true, true),
+        ] {
+            agents.heard(ID, Heard { standing, is_busy: false, tells_load }, at(0));
+            assert_eq!(agents.needs_metrics(ID), expected, "{standing:?}, {tells_load}");
+        }
+    }
+
+    #[test]
+    fn who_left_is_forgotten() {
+        let mut agents = Agents::default();
+        agents.heard(ID, heard(Standing::Reporting), at(0));
+        agents.retain(|_| false);
+        assert_eq!((agents.standing(ID), agents.last_heard(ID)), (Standing::Unheard, None));
+    }
+}
