@@ -3,14 +3,14 @@
 //! The slow model that the agent is compared with. It needs every event since the engine began or was cleared.
 
 use rmpv::Value;
-use std::collections::{BTreeMap, HashMap};
+use std::collections::BTreeMap;
 
 /// All that a block depends on: whose it is, and every token up to its end.
 pub type Path = (Option<String>, Option<String>, Vec<u32>);
 
 #[derive(Debug, Default, Clone)]
 pub struct Held {
-    by_hash: HashMap<u64, Path>,
+    by_hash: BTreeMap<u64, Path>,
     /// How many copies there are of each: they are stored and removed one by one.
     copies: BTreeMap<Path, usize>,
     pub stored: usize,

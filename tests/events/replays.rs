@@ -9,7 +9,7 @@ use crate::consumer::Consumer;
 use crate::engine::frame;
 use crate::held::{Held, events};
 use crate::recording::{Frame, Line, Recording, Request};
-use std::collections::{BTreeMap, HashMap};
+use std::collections::BTreeMap;
 use warmpath::agent::cache::Names;
 use warmpath::identity::seed_of;
 use warmpath::replicas::models::hash;
@@ -113,8 +113,8 @@ fn what_is_predicted_of_an_engine_is_what_it_has() {
 /// Batches are taken apart, so that each event is a batch of its own.
 fn play_apart(recording: &Recording) -> BTreeMap<String, Tally> {
     let mut consumer = Consumer::new(names(recording), recording.block_tokens);
-    let requests: HashMap<String, (&str, &Request)> = sent(recording);
-    let (mut begun, mut tallies) = (HashMap::new(), BTreeMap::<String, Tally>::new());
+    let requests: BTreeMap<String, (&str, &Request)> = sent(recording);
+    let (mut begun, mut tallies) = (BTreeMap::new(), BTreeMap::<String, Tally>::new());
     let (mut engine, mut seq) = (BTreeMap::new(), 0);
     for line in &recording.lines {
         let frame_of_all = match line {
@@ -155,9 +155,9 @@ fn play_apart(recording: &Recording) -> BTreeMap<String, Tally> {
 }
 
 /// The requests by the names under which they are in the events, each with its section.
-fn sent(recording: &Recording) -> HashMap<String, (&str, &Request)> {
+fn sent(recording: &Recording) -> BTreeMap<String, (&str, &Request)> {
     let mut section = "";
-    let mut requests = HashMap::new();
+    let mut requests = BTreeMap::new();
     for line in &recording.lines {
         match line {
             Line::Section(name) => section = name,
