@@ -340,7 +340,10 @@ fn a_report_follows_an_engine_through_losses_and_restarts() {
 
     // So does another engine, whatever the one before it held.
     drop(engine);
-    until("it is not live", || !agent.read("").expect("a report").status.live);
+    until("nothing is told", || {
+        let report = agent.read("").expect("a report");
+        !report.status.live && agent.held.is_empty() && report.status.held_blocks == 0
+    });
     let mut engine = Engine::start(&runtime, ports, 2000.0);
     engine.publish(&[stored(&[8, 9], None)], true);
     let report = agent.holds(&names(&[8, 9]));
@@ -390,7 +393,11 @@ fn an_engine_that_connects_is_awaited() {
     let mut engine = Engine::start(&runtime, Ports { events: free_port(), ..ports }, 1000.0);
     let mut agent = Agent::start(ports, &["--events-bind", "--topic", "kv-"]);
     // A stranger says nothing, and keeps nobody away.
-    let stranger = TcpStream::connect(("127.0.0.1", ports.events)).expect("the agent listens");
+    let mut stranger = None;
+    until("the agent listens", || {
+        stranger = TcpStream::connect(("127.0.0.1", ports.events)).ok();
+        stranger.is_some()
+    });
     let address = format!("tcp://127.0.0.1:{}", ports.events);
     runtime.block_on(engine.publisher.connect(&address)).expect("the agent listens");
     engine.publish(&[stored(&[1, 2], None)], true);
@@ -504,9 +511,10 @@ fn readers_that_say_nothing_keep_nobody_away_for_long_and_a_signal_ends_it() {
             stream
         })
         .collect();
-    let asked = Instant::now();
+    // A reader that comes now waits until they have had their time.
+    let config = ureq::Agent::config_builder().http_status_as_error(false);
+    agent.client = config.timeout_global(Some(PATIENCE)).build().into();
     agent.holds(&names(&[1]));
-    println!("answered after {:?}", asked.elapsed());
     drop(silent);
 
     let id = agent.child.id().to_string();

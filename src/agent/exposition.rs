@@ -82,7 +82,7 @@ fn of_ranks(shared: &Shared) -> Vec<Metric> {
 
 fn of_rank(followed: &super::follow::Followed) -> Vec<Metric> {
     let rank = followed.rank();
-    let (happened, seen, counts) = (rank.happened(), rank.seen(), rank.cache().counts());
+    let (happened, seen, counts) = (rank.happened(), rank.seen(), rank.counts());
     let bytes = rank.cache().held().bytes() as u64;
     let label = format!("{{rank=\"{}\"}}", followed.number);
     let one = |value: u64| vec![(label.clone(), value)];
@@ -158,4 +158,58 @@ fn of_rank(followed: &super::follow::Followed) -> Vec<Metric> {
         ("replays_total", "counter", "Replays that were asked for", one(happened.replays)),
         ("generations_total", "counter", "Generations of the report", one(rank.generations())),
     ]
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::agent::cache::Names;
+    use crate::agent::follow::Followed;
+    use crate::agent::rank::{Rank, RankConfig};
+    use std::sync::Arc;
+
+    fn shared(ranks: u32) -> Shared {
+        let followed = |number| {
+            let rank = Rank::new(RankConfig {
+                names: Names::default(),
+                block_tokens: None,
+                most_blocks: 1,
+                history_bytes: 1,
+                rank: None,
+                seed: 1,
+            });
+            Arc::new(Followed::new(number, rank))
+        };
+        Shared::new((0..ranks).map(followed).collect(), None)
+    }
+
+    #[test]
+    fn readme_lists_every_metric_of_the_agent_with_its_kind_and_meaning() {
+        let readme = include_str!("../../README.md");
+        let listed: Vec<&str> =
+            readme.lines().filter(|line| line.starts_with("| `warmpath_agent_")).collect();
+        let real: Vec<String> = metrics(&shared(1))
+            .iter()
+            .map(|(name, kind, help, _)| format!("| `warmpath_agent_{name}` | {kind} | {help} |"))
+            .collect();
+        assert_eq!(listed, real);
+    }
+
+    #[test]
+    fn each_rank_has_its_own_line_under_one_head() {
+        let page = page(&shared(2));
+        let live: Vec<&str> = page.lines().filter(|line| line.contains("agent_live")).collect();
+        assert_eq!(
+            live,
+            [
+                "# HELP warmpath_agent_live Whether the engine's events are heard without a gap.",
+                "# TYPE warmpath_agent_live gauge",
+                "warmpath_agent_live{rank=\"0\"} 0",
+                "warmpath_agent_live{rank=\"1\"} 0",
+            ]
+        );
+        assert!(
+            page.contains("\nwarmpath_agent_left_out_blocks_total{rank=\"1\",reason=\"keys\"} 0\n")
+        );
+    }
 }

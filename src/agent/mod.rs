@@ -21,5 +21,6 @@ pub mod server;
 pub mod tell;
 pub mod zmtp;
 
-#[cfg(all(test, feature = "demo"))]
+#[cfg(test)]
+#[cfg(feature = "demo")]
 mod published;

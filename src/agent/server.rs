@@ -106,7 +106,7 @@ impl Shared {
         let known = self.known();
         let (page, age) = known.load().map_or((None, None), |(page, age)| (Some(page), age));
         let fresh = page.filter(|_| age.is_some());
-        let counts = rank.cache().counts();
+        let counts = rank.counts();
         let block_tokens = rank.cache().block_tokens().or(page.and_then(|page| page.block_size));
         let age_ms = age.map(|age| u32::try_from(age.as_millis()).unwrap_or(u32::MAX));
         Status {

@@ -181,3 +181,24 @@ async fn stop_signal() {
     }
     let _ = tokio::signal::ctrl_c().await;
 }
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use clap::CommandFactory;
+
+    #[test]
+    fn readme_lists_every_flag() {
+        let readme = include_str!("../../README.md");
+        let (_, section) = readme.split_once("\n| Flag | Default | For |\n").unwrap();
+        let rows = section.lines().skip(1).take_while(|line| line.starts_with('|'));
+        let listed: Vec<&str> = rows.filter_map(|row| row.split('`').nth(1)).collect();
+        let command = Arguments::command();
+        let real: Vec<String> = command
+            .get_arguments()
+            .filter_map(|argument| Some(format!("--{}", argument.get_long()?)))
+            .filter(|name| name != "--help" && name != "--version")
+            .collect();
+        assert_eq!(listed, real);
+    }
+}

@@ -390,7 +390,9 @@ fn spread(engine: EngineHash) -> u64 {
     engine.0.wrapping_mul(0x9E37_79B9_7F4A_7C15).rotate_left(32)
 }
 
-#[cfg(all(test, feature = "demo"))]
+#[cfg(test)]
+#[cfg(feature = "demo")]
 mod naive;
-#[cfg(all(test, feature = "demo"))]
+#[cfg(test)]
+#[cfg(feature = "demo")]
 mod tests;

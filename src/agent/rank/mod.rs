@@ -10,6 +10,7 @@
 
 use super::cache::{Cache, Names, Outcome, Seen};
 use super::events::{self, Batch};
+use super::held::Counts;
 use super::history::History;
 use super::sequence::{Next, Sequence};
 use super::tell::Teller;
@@ -131,8 +132,10 @@ pub struct Rank {
     is_connected: bool,
     wanted: Option<Wanted>,
     round: Round,
-    /// Whether nothing is told until a replay from the start is through.
+    /// Whether a replay from the start is under way.
     is_catching_up: bool,
+    /// Whether nothing is told: what is known may be past, or another engine's.
+    is_withheld: bool,
     full_replays: u32,
     waiting: Option<(u64, Vec<u8>)>,
     is_incomplete: bool,
@@ -165,6 +168,7 @@ impl Rank {
             wanted: None,
             round: Round::default(),
             is_catching_up: false,
+            is_withheld: true,
             full_replays: 0,
             waiting: None,
             is_incomplete: true,
@@ -184,11 +188,19 @@ impl Rank {
             Some(if self.sequence.last().is_some() { Wanted::More } else { Wanted::Everything });
     }
 
-    /// The stream is gone.
+    /// The stream is gone, and most likely the engine: nothing is told until it is found to be the same one.
     pub fn disconnected(&mut self) {
         self.is_connected = false;
         self.wanted = None;
         self.waiting = None;
+        self.withhold();
+    }
+
+    fn withhold(&mut self) {
+        if !self.is_withheld {
+            self.is_withheld = true;
+            self.begin_generation();
+        }
     }
 
     /// The engine is known to be another one than before.
@@ -210,7 +222,7 @@ impl Rank {
 
     /// Whether the stream is heard, without a gap.
     pub fn is_live(&self) -> bool {
-        self.is_connected && self.wanted.is_none() && !self.is_catching_up
+        self.is_connected && self.wanted.is_none() && !self.is_withheld
     }
 
     /// Whether more may be held than is told.
@@ -264,6 +276,7 @@ impl Rank {
         if self.wanted == Some(Wanted::Everything) {
             self.full_replays += 1;
             self.start_over();
+            self.withhold();
             self.is_catching_up = true;
         }
         from
@@ -341,8 +354,9 @@ impl Rank {
     fn caught_up(&mut self) {
         self.wanted = None;
         self.full_replays = 0;
-        if self.is_catching_up {
-            self.is_catching_up = false;
+        self.is_catching_up = false;
+        if self.is_withheld {
+            self.is_withheld = false;
             self.begin_generation();
         }
         let Some((seq, payload)) = self.waiting.take() else { return };
@@ -413,7 +427,7 @@ impl Rank {
                 self.miss_parent();
             }
         }
-        if !self.is_catching_up {
+        if !self.is_withheld {
             self.history.append(teller.finish());
         }
     }
@@ -431,7 +445,7 @@ impl Rank {
     /// What a reader is told that knows all up to a position.
     pub fn answer(&mut self, since: Option<Position>) -> Answer {
         let position = self.history.position();
-        if self.is_catching_up {
+        if self.is_withheld {
             return Answer { since: None, position, pieces: Vec::new() };
         }
         if let Some(since) = since
@@ -462,6 +476,14 @@ impl Rank {
         (at, snapshot)
     }
 
+    /// How many blocks are told of, and of which kind.
+    pub fn counts(&self) -> Counts {
+        let counts = self.cache.counts();
+        let (told, offloaded) =
+            if self.is_withheld { (0, 0) } else { (counts.told, counts.offloaded) };
+        Counts { told, offloaded, ..counts }
+    }
+
     /// The cache behind it.
     pub fn cache(&self) -> &Cache {
         &self.cache
@@ -469,7 +491,7 @@ impl Rank {
 
     /// The blocks that are told to be held, parents first.
     pub fn held(&self) -> impl Iterator<Item = BlockHash> + '_ {
-        self.cache.held().told()
+        self.cache.held().told().filter(|_| !self.is_withheld)
     }
 
     /// What happened so far.
@@ -493,5 +515,6 @@ impl Rank {
     }
 }
 
-#[cfg(all(test, feature = "demo"))]
+#[cfg(test)]
+#[cfg(feature = "demo")]
 mod tests;

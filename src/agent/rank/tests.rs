@@ -353,13 +353,24 @@ fn an_engine_that_was_only_out_of_reach_is_the_same() {
     let mut publisher = Publisher::default();
     let mut rank = following(&publisher);
     rank.take(publisher.publish(&[stored(&[10], None, &TOKENS[..4])]));
-    let generations = rank.generations();
+    let mut reader = Reader::default();
+    reader.ask(&mut rank);
     rank.disconnected();
+    // It may be gone as well.
+    reader.ask(&mut rank);
+    assert!(reader.held.is_empty() && held(&rank).is_empty() && rank.counts().told == 0);
     publisher.publish(&[stored(&[11], Some(10), &TOKENS[4..8])]);
     rank.connected();
     publisher.catch_up(&mut rank, || usize::MAX);
     check(&rank, &chain(base(), &TOKENS[..8]));
-    assert_eq!(rank.generations(), generations);
+    reader.ask(&mut rank);
+    assert_eq!((reader.blocks(), rank.happened().replays), (held(&rank), 3));
+    // Without a replay nobody can say which of the two it is.
+    rank.disconnected();
+    rank.connected();
+    rank.begin_replay();
+    rank.end_replay(Ended::Failed);
+    assert!(held(&rank).is_empty() && rank.is_live() && rank.is_incomplete());
 }
 
 #[test]
@@ -639,7 +650,7 @@ fn no_loss_restart_or_order_makes_it_tell_what_is_not_held() {
 fn batches_come_as_messages_of_an_engine() {
     let payload = batch(1.5, &[stored(&[10], None, &TOKENS[..4])]);
     let parts = [b"kv-events".to_vec(), 0_u64.to_be_bytes().to_vec(), payload];
-    let mut rank = rank();
+    let mut rank = following(&Publisher::default());
     rank.take(Frame::parse(&parts).unwrap());
     assert_eq!(held(&rank).len(), 1);
 }

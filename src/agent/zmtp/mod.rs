@@ -358,5 +358,6 @@ fn socket_type(command: &[u8]) -> io::Result<String> {
     }
 }
 
-#[cfg(all(test, feature = "demo"))]
+#[cfg(test)]
+#[cfg(feature = "demo")]
 mod tests;
