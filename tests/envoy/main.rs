@@ -29,6 +29,8 @@ mod traffic;
 mod wire;
 
 #[cfg(test)]
+mod agents;
+#[cfg(test)]
 mod apis;
 #[cfg(test)]
 mod bodies;
