@@ -89,3 +89,27 @@ impl Link {
         }
     }
 }
+
+// STUB
+impl Link {
+    pub fn observed_position(
+        &self,
+        _id: crate::replicas::ReplicaId,
+    ) -> Option<crate::report::Position> {
+        None
+    }
+    pub fn observe(
+        &mut self,
+        _id: crate::replicas::ReplicaId,
+        _from: Option<crate::report::Position>,
+        _to: crate::report::Position,
+        _changes: Vec<crate::report::Change>,
+    ) {
+    }
+    pub fn unobserve(&mut self, _id: crate::replicas::ReplicaId) {}
+}
+impl crate::index::PrefixIndex {
+    pub fn observed_blocks(&self, _id: crate::replicas::ReplicaId) -> usize {
+        0
+    }
+}
