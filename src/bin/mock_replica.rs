@@ -9,6 +9,7 @@ use tokio::time::{Instant, sleep};
 use warmpath::mock::digest::Lora;
 use warmpath::mock::engine::EngineConfig;
 use warmpath::mock::exposition::MetricNames;
+use warmpath::mock::publisher::EventsConfig;
 use warmpath::mock::{Handle, ReplicaConfig, Skew, serve};
 use warmpath::model::Model;
 
@@ -58,6 +59,19 @@ struct Arguments {
     /// Tokenize differently from the model: one more token in front, or the same number of others.
     #[arg(long, value_enum, num_args = 0..=1, default_missing_value = "extra")]
     skew: Option<SkewArgument>,
+    /// Publish KV events here: an endpoint that vLLM would bind, with `*` or `::` in it. Each further replica takes the
+    /// next port.
+    #[arg(long, value_name = "ENDPOINT")]
+    events: Option<String>,
+    /// Where batches of KV events can be asked for again; further replicas as with --events.
+    #[arg(long, value_name = "ENDPOINT", requires = "events")]
+    replay: Option<String>,
+    /// What comes in front of each batch of KV events.
+    #[arg(long, default_value = "", requires = "events")]
+    event_topic: String,
+    /// Batches of KV events that can be asked for again.
+    #[arg(long, default_value_t = 10_000, requires = "events")]
+    event_buffer: usize,
     /// Use SGLang's names in /metrics.
     #[arg(long)]
     sglang_metrics: bool,
@@ -113,7 +127,10 @@ async fn run(arguments: &Arguments) -> Result<(), String> {
         };
         let describe = |error: std::io::Error| format!("{listen}: {error}");
         let listener = TcpListener::bind(address).await.map_err(describe)?;
-        let handle = serve(ReplicaConfig { name, ..base.clone() }, listener).map_err(describe)?;
+        let place = u16::try_from(at).map_err(|error| format!("{listen}: {error}"))?;
+        let events = base.events.as_ref().map(|events| events.offset(place));
+        let config = ReplicaConfig { name, events, ..base.clone() };
+        let handle = serve(config, listener).map_err(describe)?;
         println!("{} listens on {}", handle.replica.name(), handle.address);
         handles.push(handle);
     }
@@ -195,6 +212,12 @@ fn config(arguments: &Arguments) -> Result<ReplicaConfig, String> {
         },
         max_model_len: arguments.max_model_len as usize,
         default_max_tokens: arguments.default_max_tokens as usize,
+        events: arguments.events.clone().map(|endpoint| EventsConfig {
+            endpoint,
+            replay: arguments.replay.clone(),
+            topic: arguments.event_topic.clone(),
+            buffer_batches: arguments.event_buffer,
+        }),
         ..ReplicaConfig::default()
     })
 }

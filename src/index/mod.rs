@@ -9,18 +9,19 @@
 //! of a sequence first, so a block never outlives its parent's claim). So what a replica holds is closed under "parent of",
 //! always: that is why the deepest segment says how far it holds a chain, and why halving finds the first difference.
 //!
-//! It does not know what an engine reports or what other gateways send. Entries that a report has confirmed would be told
-//! apart by a second number beside `Hold`'s `held`, of the blocks from the segment's first on that are: they are
-//! closed under "parent of" too, so a number is enough, and it fits in without another shape.
+//! What replicas say of their caches themselves is in the same tree, under identities of its own: see [`observed`].
 //!
 //! It keeps no clock: uses are ordered by the calls, and numbered by the time that [`PrefixIndex::advance`] was told.
 
+mod ends;
+mod observed;
 mod places;
 mod shadow;
 mod slab;
 mod transfer;
 mod tree;
 
+pub use observed::{CONFIRM_WITHIN, Room, Sighting, Tiers};
 pub use shadow::Evicted;
 pub use transfer::Settling;
 
@@ -29,7 +30,7 @@ mod naive;
 
 use crate::replicas::{MAX_REPLICAS, Moment, ReplicaId};
 use crate::tokens::blocks::BlockHash;
-use hashbrown::HashMap;
+use hashbrown::{HashMap, HashSet};
 use shadow::Shadow;
 use std::hash::{BuildHasher, Hasher};
 use tree::{Place, STRIDE, Slot, Tree};
@@ -53,6 +54,12 @@ pub struct PrefixIndex {
     arrived: HashMap<ReplicaId, Vec<Run>>,
     /// The last use, in microseconds of the clock where it was not used twice within one.
     used: u64,
+    /// Replicas that say themselves what they hold.
+    reporting: HashSet<ReplicaId>,
+    /// Whether any ever said anything.
+    hears_reports: bool,
+    /// Reported blocks that were left out.
+    cut: u64,
 }
 
 /// Blocks of one replica that follow one another and were last used together: how an index is
@@ -110,14 +117,19 @@ pub struct Overlaps<'a> {
 impl Overlaps<'_> {
     /// Blocks of the chain, counted from the root without a gap, that the replica holds.
     pub fn of(&self, replica: ReplicaId) -> usize {
-        self.index.slots.get(&replica).map_or(0, |slot| self.by(*slot))
+        self.index.slots_of(replica).map(|slot| self.by(slot)).max().unwrap_or(0)
+    }
+
+    /// What of these the replica itself has reported; `None` where it does not report.
+    pub fn observed(&self, replica: ReplicaId) -> Option<usize> {
+        let is_reporting = self.index.is_reporting(replica);
+        is_reporting.then(|| self.of(replica.observed()))
     }
 
     /// These, and what the replica would evict for the others: see [`PrefixIndex::would_evict`].
     pub fn outlook(&self, replica: ReplicaId) -> (usize, Evicted) {
-        let Some(slot) = self.index.slots.get(&replica) else { return (0, Evicted::default()) };
-        let blocks = self.by(*slot);
-        (blocks, self.index.tree.would_evict(*slot, self.all.saturating_sub(blocks)))
+        let blocks = self.of(replica);
+        (blocks, self.index.would_evict(replica, self.all.saturating_sub(blocks)))
     }
 
     fn by(&self, slot: Slot) -> usize {
@@ -203,7 +215,7 @@ impl PrefixIndex {
 
     /// How many blocks of this chain, counted from the root without a gap, the replica holds.
     pub fn overlap_blocks(&self, replica: ReplicaId, chain: &[BlockHash]) -> usize {
-        self.slots.get(&replica).map_or(0, |slot| self.reached(*slot, chain).0)
+        self.slots_of(replica).map(|slot| self.reached(slot, chain).0).max().unwrap_or(0)
     }
 
     /// How far a replica holds a chain, and the deepest place of that.
@@ -238,7 +250,10 @@ impl PrefixIndex {
         if let Some(shadow) = self.tree.shadow_mut(slot) {
             shadow.capacity = capacity_blocks;
         }
-        let Some(place) = self.held_place(slot, parent) else { return Recorded::Orphaned };
+        let laid = |index: &mut Self| index.lay_to(replica, slot, parent?);
+        let Some(place) = self.held_place(slot, parent).or_else(|| laid(self)) else {
+            return Recorded::Orphaned;
+        };
         let in_front = self.depth(place);
         // Beyond the capacity nothing of this chain can stay, whatever else is evicted.
         let room = capacity_blocks.saturating_sub(in_front).min(blocks.len());
@@ -312,12 +327,14 @@ impl PrefixIndex {
 
     /// What the replica would evict for so many new blocks: an estimate that looks at a few branches only.
     pub fn would_evict(&self, replica: ReplicaId, new_blocks: usize) -> Evicted {
-        let slot = self.slots.get(&replica);
-        slot.map_or(Evicted::default(), |slot| self.tree.would_evict(*slot, new_blocks))
+        let slot = self.room_slot(replica);
+        slot.map_or(Evicted::default(), |slot| self.tree.would_evict(slot, new_blocks))
     }
 
     /// Bounds a replica's shadow by the engine's real capacity. What is over it goes with the next records and
     /// [`Self::shrink`].
+    ///
+    /// Of what a replica reports this is no bound: see [`Self::set_room`].
     pub fn set_capacity(&mut self, replica: ReplicaId, capacity_blocks: usize) {
         let slot = self.slots.get(&replica).copied();
         if let Some(shadow) = slot.and_then(|slot| self.tree.shadow_mut(slot)) {
@@ -328,12 +345,14 @@ impl PrefixIndex {
     /// Evicts what is over capacities that have shrunk, and what dropped replicas held, at most so many blocks (and the
     /// rest of a branch).
     pub fn shrink(&mut self, most: usize) {
-        let mut left = most;
-        for slot in self.slots.values() {
+        let mut left = self.expire(most);
+        for (id, slot) in &self.slots {
             if left == 0 {
                 return;
             }
-            left = left.saturating_sub(self.tree.evict(*slot, left));
+            let gone = self.tree.evict(*slot, left);
+            left = left.saturating_sub(gone);
+            self.cut += if id.is_observed() { gone as u64 } else { 0 };
         }
         self.clear_away(left);
     }
@@ -354,16 +373,12 @@ impl PrefixIndex {
     /// Drops every shadow for which `keep` is false, for instance after a restart: nothing is held there from now on,
     /// while its memory is given back with the next records and [`Self::shrink`].
     pub fn retain(&mut self, mut keep: impl FnMut(ReplicaId) -> bool) {
-        self.slots.retain(|replica, slot| {
-            let stays = keep(*replica);
-            if !stays {
-                self.leaving.push(*slot);
-                if let Some(shadow) = self.tree.shadow_mut(*slot) {
-                    shadow.capacity = 0;
-                }
-            }
-            stays
-        });
+        let gone: Vec<ReplicaId> =
+            self.slots.keys().copied().filter(|replica| !keep(*replica)).collect();
+        for replica in gone {
+            self.leave(replica);
+        }
+        self.reporting.retain(|replica| keep(*replica));
         self.arrived.retain(|replica, _| self.slots.contains_key(replica));
     }
 
@@ -372,6 +387,7 @@ impl PrefixIndex {
             return *slot;
         }
         let new = Shadow::new(replica);
+        self.hears_reports |= new.is_observed;
         let vacant = self.vacant.pop();
         let slot = match vacant.and_then(|slot| Some((slot, self.tree.shadow_mut(slot)?))) {
             Some((slot, shadow)) => {
@@ -408,7 +424,7 @@ impl PrefixIndex {
     /// Takes in a run. Nothing else may be done with its replica before [`Self::settle`].
     pub fn import(&mut self, run: Run) {
         // More replicas than any table has are nobody's.
-        if self.slots.len() >= 2 * MAX_REPLICAS && !self.slots.contains_key(&run.replica) {
+        if self.slots.len() >= 4 * MAX_REPLICAS && !self.slots.contains_key(&run.replica) {
             return;
         }
         self.slot(run.replica);
@@ -454,5 +470,7 @@ impl PrefixIndex {
     }
 }
 
+#[cfg(test)]
+mod observed_tests;
 #[cfg(test)]
 mod tests;

@@ -3,14 +3,21 @@
 use super::slab::NONE;
 use super::tree::NOBODY;
 use super::*;
-use std::collections::BTreeMap;
+use crate::report::{Change, Tier};
+use std::collections::{BTreeMap, BTreeSet};
 
 /// Every block that a replica holds, by its whole path, with the time of its last use.
 #[derive(Default)]
 struct Naive {
     capacity: usize,
     held: BTreeMap<Vec<u64>, u64>,
+    /// What it reported, and whether all of a report has come.
+    observed: Option<BTreeSet<Vec<u64>>>,
+    is_reporting: bool,
 }
+
+/// Room for all that is reported here.
+const ROOM: Room = Room { stated: 10_000, most: 10_000 };
 
 impl Naive {
     fn record(&mut self, path: &[u64], now: u64) {
@@ -53,15 +60,32 @@ impl Naive {
     }
 
     fn overlap(&self, path: &[u64]) -> usize {
-        (1..=path.len()).take_while(|&end| self.held.contains_key(&path[..end])).count()
+        let routed = (1..=path.len()).take_while(|&end| self.held.contains_key(&path[..end]));
+        routed.count().max(self.observed_overlap(path))
+    }
+
+    fn observed_overlap(&self, path: &[u64]) -> usize {
+        let Some(observed) = &self.observed else { return 0 };
+        (1..=path.len()).take_while(|&end| observed.contains(&path[..end])).count()
+    }
+
+    fn observed(&mut self) -> &mut BTreeSet<Vec<u64>> {
+        self.observed.get_or_insert_default()
+    }
+
+    fn expire(&mut self, now: u64) {
+        let since = now.saturating_sub(CONFIRM_WITHIN.as_micros() as u64);
+        if self.is_reporting {
+            self.held.retain(|_, used| *used >= since);
+        }
     }
 }
 
 /// A seeded generator (xorshift64*), so that a failure names the seed that shows it.
-struct Random(u64);
+pub(super) struct Random(pub(super) u64);
 
 impl Random {
-    fn below(&mut self, bound: u64) -> u64 {
+    pub(super) fn below(&mut self, bound: u64) -> u64 {
         self.0 ^= self.0 >> 12;
         self.0 ^= self.0 << 25;
         self.0 ^= self.0 >> 27;
@@ -90,16 +114,17 @@ fn chain(path: &[u64]) -> Vec<BlockHash> {
         .collect()
 }
 
-/// A fleet's index, and the same in the obvious way.
+/// A fleet's index, another that is told what the first hears, and the same in the obvious way.
 struct Both {
-    index: PrefixIndex,
+    indices: [PrefixIndex; 2],
     naive: BTreeMap<ReplicaId, Naive>,
     now: u64,
 }
 
 impl Both {
     fn new(replicas: u32, random: &mut Random) -> Self {
-        let mut both = Self { index: PrefixIndex::new(), naive: BTreeMap::new(), now: 0 };
+        let indices = [PrefixIndex::new(), PrefixIndex::with_seed(9)];
+        let mut both = Self { indices, naive: BTreeMap::new(), now: 0 };
         for slot in 0..replicas {
             both.come(ReplicaId { slot, incarnation: 1 }, 1 + random.below(60) as usize);
         }
@@ -116,78 +141,211 @@ impl Both {
 
     fn step(&mut self, random: &mut Random) {
         let (replica, path) = (self.replica(random), random.path());
-        let hashes = chain(&path);
-        let naive = self.naive.get_mut(&replica).unwrap();
-        match random.below(40) {
-            0..=15 => {
-                self.now += 1;
-                naive.record(&path, self.now);
-                self.index.record(replica, naive.capacity, &hashes);
-            }
-            16..=29 => {
-                self.now += 1;
-                let new = Stretch::of(&hashes, naive.overlap(&path));
-                naive.record(&path, self.now);
-                let capacity = naive.capacity;
-                let recorded = self.index.record_behind(replica, capacity, new.parent, new.blocks);
-                assert_eq!(recorded, Recorded::Held);
-            }
-            30..=32 => {
-                let from = random.below(path.len() as u64 + 1) as usize;
-                naive.forget(&path, from);
-                self.index.forget(replica, Stretch::of(&hashes, from));
-            }
-            33..=35 => {
-                let held = random.below(path.len() as u64 + 1) as usize;
-                naive.forget_beyond(&path, held);
-                self.index.forget_beyond(replica, &hashes, held);
-            }
-            36 => {
-                naive.capacity = 1 + random.below(60) as usize;
-                naive.evict();
-                // What was never used has no shadow, and is told its capacity with its first record.
-                self.index.set_capacity(replica, naive.capacity);
-                self.index.shrink(usize::MAX);
-            }
-            37 => {
+        match random.below(60) {
+            0..40 => self.route(replica, &path, random),
+            40..57 => self.report(replica, &path, random),
+            57 => {
+                let naive = self.naive.get_mut(&replica).unwrap();
+                naive.is_reporting = false;
+                naive.observed = None;
+                naive.held = BTreeMap::new();
                 let capacity = naive.capacity;
                 self.naive.remove(&replica);
-                self.index.retain(|other| other != replica);
+                for index in &mut self.indices {
+                    index.retain(|other| other.real() != replica);
+                }
                 let incarnation = replica.incarnation + 1;
                 self.come(ReplicaId { incarnation, ..replica }, capacity);
             }
-            38 => self.index.advance(Moment(random.below(1 << 20) * 1000)),
+            58 => {
+                self.now += random.below(3_000_000);
+                for index in &mut self.indices {
+                    index.advance(Moment(self.now * 1000));
+                }
+            }
             _ => self.hand_on(),
+        }
+        for index in &mut self.indices {
+            index.shrink(usize::MAX);
+        }
+        self.naive.values_mut().for_each(|naive| naive.expire(self.now));
+    }
+
+    fn route(&mut self, replica: ReplicaId, path: &[u64], random: &mut Random) {
+        let hashes = chain(path);
+        let naive = self.naive.get_mut(&replica).unwrap();
+        let capacity = naive.capacity;
+        match random.below(37) {
+            0..=15 => {
+                self.now += 1;
+                naive.record(path, self.now);
+                for index in &mut self.indices {
+                    index.record(replica, capacity, &hashes);
+                }
+            }
+            16..=29 => {
+                self.now += 1;
+                let new = Stretch::of(&hashes, naive.overlap(path));
+                naive.record(path, self.now);
+                for index in &mut self.indices {
+                    let recorded = index.record_behind(replica, capacity, new.parent, new.blocks);
+                    assert_eq!(recorded, Recorded::Held);
+                }
+            }
+            30..=32 => {
+                let from = random.below(path.len() as u64 + 1) as usize;
+                naive.forget(path, from);
+                for index in &mut self.indices {
+                    // The longest way, since the nearest block may be held by reports alone.
+                    let stretch = Stretch { parent: None, blocks: &hashes, known: from };
+                    index.forget(replica, stretch);
+                }
+            }
+            33..=35 => {
+                let held = random.below(path.len() as u64 + 1) as usize;
+                naive.forget_beyond(path, held);
+                if let Some(blocks) = hashes.get(..=held) {
+                    let stretch = Stretch { parent: None, blocks, known: held };
+                    self.indices.iter_mut().for_each(|index| index.lose(replica, stretch));
+                }
+            }
+            _ => {
+                naive.capacity = 1 + random.below(60) as usize;
+                naive.evict();
+                for index in &mut self.indices {
+                    // What was never used has no shadow, and is told its capacity with its first record.
+                    index.set_capacity(replica, naive.capacity);
+                }
+            }
+        }
+    }
+
+    fn report(&mut self, replica: ReplicaId, path: &[u64], random: &mut Random) {
+        let naive = self.naive.get_mut(&replica).unwrap();
+        match random.below(30) {
+            0..=14 => {
+                // Behind something that is there, and perhaps again; or behind what is not.
+                let from = random.below(naive.observed_overlap(path) as u64 + 2) as usize;
+                let from = from.min(path.len());
+                let is_held = from == 0 || naive.observed().contains(&path[..from]);
+                if is_held {
+                    self.now += 1;
+                    let ends = from + 1..=path.len();
+                    naive.observed().extend(ends.map(|end| path[..end].to_vec()));
+                }
+                let hashes = chain(path);
+                let parent = from.checked_sub(1).map(|last| hashes[last]);
+                let (blocks, tier) = (hashes[from..].to_vec(), Tier::Gpu);
+                self.tell(replica, Change::Stored { parent, blocks, tier });
+            }
+            15..=25 => {
+                let held: Vec<Vec<u64>> = naive.observed().iter().cloned().collect();
+                let all = 1 + random.below(4);
+                let mut gone: Vec<Vec<u64>> = Vec::new();
+                for _ in 0..if held.is_empty() { 0 } else { all } {
+                    gone.push(held[random.below(held.len() as u64) as usize].clone());
+                }
+                naive.observed().retain(|held| !gone.iter().any(|gone| held.starts_with(gone)));
+                if random.below(2) == 0 {
+                    // All that goes, in any order.
+                    gone =
+                        held.into_iter().filter(|path| !naive.observed().contains(path)).collect();
+                    for at in 0..gone.len() {
+                        let other = random.below(gone.len() as u64) as usize;
+                        gone.swap(at, other);
+                    }
+                } else {
+                    gone.sort_unstable_by_key(|path| std::cmp::Reverse(path.len()));
+                }
+                let mut blocks: Vec<BlockHash> =
+                    gone.iter().map(|path| *chain(path).last().unwrap()).collect();
+                blocks.push(BlockHash(random.below(99)));
+                self.tell(replica, Change::Removed { blocks, tier: Tier::Gpu });
+            }
+            26 => {
+                naive.observed = None;
+                if std::mem::take(&mut naive.is_reporting) {
+                    naive.held.clear();
+                }
+                self.indices.iter_mut().for_each(|index| index.begin_report(replica));
+            }
+            27 | 28 => {
+                naive.observed();
+                if !std::mem::replace(&mut naive.is_reporting, true) {
+                    naive.held.clear();
+                }
+                self.indices.iter_mut().for_each(|index| index.complete_report(replica));
+            }
+            _ => {
+                // What was reported is the shadow now; its order of use is not the naive one's business.
+                naive.observed = None;
+                naive.is_reporting = false;
+                naive.held.clear();
+                for index in &mut self.indices {
+                    index.end_reports(replica);
+                    index.leave(replica);
+                }
+            }
+        }
+    }
+
+    fn tell(&mut self, replica: ReplicaId, change: Change) {
+        let mut told = Vec::new();
+        let [hears, is_told] = &mut self.indices;
+        hears.observe(replica, ROOM, &change, &mut Tiers::default(), &mut told);
+        for sighting in told {
+            assert_eq!(is_told.sight(replica, ROOM, &sighting), Recorded::Held);
         }
     }
 
     fn hand_on(&mut self) {
-        let (mut copy, mut cursor) = (PrefixIndex::with_seed(self.now), self.index.cursor());
-        while let Some(run) = self.index.export(&mut cursor) {
-            copy.import(run);
+        for index in &mut self.indices {
+            let (mut copy, mut cursor) = (PrefixIndex::with_seed(self.now), index.cursor());
+            while let Some(run) = index.export(&mut cursor) {
+                copy.import(run);
+            }
+            let replicas: Vec<ReplicaId> = copy.replicas().collect();
+            for id in replicas {
+                let mut settling = Settling::default();
+                while !copy.settle(id, &mut settling) {}
+                match self.naive.get(&id) {
+                    Some(naive) => copy.set_capacity(id, naive.capacity),
+                    None => copy.set_room(id.real(), ROOM),
+                }
+            }
+            let reporting = self.naive.iter().filter(|(_, naive)| naive.is_reporting);
+            copy.go_on_reporting(reporting.map(|(id, _)| *id));
+            copy.advance(Moment(self.now * 1000));
+            *index = copy;
         }
-        let replicas: Vec<ReplicaId> = copy.replicas().collect();
-        for replica in replicas {
-            let mut settling = Settling::default();
-            while !copy.settle(replica, &mut settling) {}
-            copy.set_capacity(replica, self.naive[&replica].capacity);
-        }
-        self.index = copy;
     }
 
     #[track_caller]
     fn check(&self, path: &[u64], new_blocks: usize, at: &str) {
-        check_tree(&self.index.tree);
+        self.indices.iter().for_each(|index| self.check_index(index, path, new_blocks, at));
+    }
+
+    #[track_caller]
+    fn check_index(&self, index: &PrefixIndex, path: &[u64], new_blocks: usize, at: &str) {
+        check_tree(&index.tree);
         let hashes = chain(path);
-        let overlaps = self.index.overlaps(&hashes);
+        let overlaps = index.overlaps(&hashes);
         for (replica, naive) in &self.naive {
             let expected = naive.overlap(path);
             assert_eq!(overlaps.of(*replica), expected, "{at}, {replica:?}, {path:?}");
-            assert_eq!(self.index.overlap_blocks(*replica, &hashes), expected, "{at}");
-            assert_eq!(self.index.held_blocks(*replica), naive.held.len(), "{at}, {replica:?}");
-            let over = (naive.held.len() + new_blocks).saturating_sub(naive.capacity);
-            let evicted = self.index.would_evict(*replica, new_blocks).blocks;
-            assert_eq!(evicted, over.min(naive.held.len()), "{at}, {replica:?}");
+            assert_eq!(index.overlap_blocks(*replica, &hashes), expected, "{at}");
+            let observed = naive.is_reporting.then(|| naive.observed_overlap(path));
+            assert_eq!(overlaps.observed(*replica), observed, "{at}");
+            assert_eq!(index.held_blocks(*replica), naive.held.len(), "{at}, {replica:?}");
+            let observed = naive.observed.as_ref().map_or(0, BTreeSet::len);
+            assert_eq!(index.observed_blocks(*replica), observed, "{at}, {replica:?}");
+            let (held, room) = match naive.is_reporting {
+                true => (observed, ROOM.stated),
+                false => (naive.held.len(), naive.capacity),
+            };
+            let over = (held + new_blocks).saturating_sub(room);
+            let evicted = index.would_evict(*replica, new_blocks).blocks;
+            assert_eq!(evicted, over.min(held), "{at}, {replica:?}");
         }
     }
 }
@@ -232,6 +390,7 @@ fn check_tree(tree: &Tree) {
         }
     }
     assert_eq!(places, holds.values().sum::<usize>());
+    check_ends(tree);
     for (slot, shadow) in (0..).zip(&tree.shadows) {
         assert_eq!(shadow.held, held.get(&slot).copied().unwrap_or(0));
         assert_eq!(shadow.holds, holds.get(&slot).copied().unwrap_or(0));
@@ -240,6 +399,22 @@ fn check_tree(tree: &Tree) {
         assert!(uses.is_sorted(), "{uses:?}");
         assert_eq!(tree.in_order(slot).last().unwrap_or(NONE), shadow.newest);
     }
+}
+
+/// Where a branch of a replica that reports ends is found, whoever else passes there.
+#[track_caller]
+fn check_ends(tree: &Tree) {
+    let mut ends = 0;
+    for at in 0..tree.holds.len() as u32 {
+        let hold = *tree.holds.get(at).unwrap();
+        if tree.shadow(hold.slot).is_some_and(|shadow| shadow.has_ends) {
+            let last = tree.segments.get(hold.segment).unwrap().block(hold.held - 1).unwrap();
+            let found = tree.ends.find(&tree.segments, &tree.holds, (hold.slot, last));
+            assert_eq!(found, Some(at));
+            ends += 1;
+        }
+    }
+    assert_eq!(tree.ends.len(), ends);
 }
 
 #[test]

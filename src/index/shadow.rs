@@ -18,6 +18,10 @@ pub(super) const UNLINKED: u32 = u32::MAX - 1;
 /// would be forgotten before the engine does.
 const BLOCKS_PER_HOLD: usize = 16;
 
+/// Of what a replica reports, each 8 may: those are exact, so there is more reason to keep them. At worst they take 14 bytes
+/// a block beside the block's own eight.
+const BLOCKS_PER_OBSERVED_HOLD: usize = 8;
+
 /// And so many more, for caches of a few blocks.
 const MORE_HOLDS: usize = 32;
 
@@ -28,6 +32,8 @@ const LOOKED_AT: usize = 8;
 pub(super) struct Shadow {
     pub(super) id: ReplicaId,
     pub(super) capacity: usize,
+    /// What the replica itself has room for, where it reports.
+    pub(super) stated: usize,
     /// Blocks.
     pub(super) held: usize,
     pub(super) holds: usize,
@@ -35,17 +41,39 @@ pub(super) struct Shadow {
     pub(super) newest: u32,
     /// Blocks that it ever came to hold.
     pub(super) recorded: u64,
+    /// Whether this is what the replica itself reports.
+    pub(super) is_observed: bool,
+    /// Whether its branches are found by their last blocks. It stays so for as long as there are any.
+    pub(super) has_ends: bool,
 }
 
 impl Shadow {
     pub(super) fn new(id: ReplicaId) -> Self {
         let (oldest, newest) = (NONE, NONE);
-        Self { id, capacity: 0, held: 0, holds: 0, oldest, newest, recorded: 0 }
+        let (is_observed, has_ends) = (id.is_observed(), id.is_observed());
+        Self {
+            id,
+            capacity: 0,
+            stated: 0,
+            held: 0,
+            holds: 0,
+            oldest,
+            newest,
+            recorded: 0,
+            is_observed,
+            has_ends,
+        }
+    }
+
+    /// Blocks that it has room for.
+    fn room(&self) -> usize {
+        if self.is_observed { self.stated } else { self.capacity }
     }
 
     fn most_holds(&self) -> usize {
         match self.capacity {
             0 => 0,
+            capacity if self.is_observed => capacity / BLOCKS_PER_OBSERVED_HOLD + MORE_HOLDS,
             capacity => capacity / BLOCKS_PER_HOLD + MORE_HOLDS,
         }
     }
@@ -162,7 +190,10 @@ impl Tree {
     /// What would go for so many new blocks: exact for the first few branches, and the rest as the last of these.
     pub(super) fn would_evict(&self, slot: Slot, new_blocks: usize) -> Evicted {
         let Some(shadow) = self.shadow(slot) else { return Evicted::default() };
-        let wanted = (shadow.held + new_blocks).saturating_sub(shadow.capacity).min(shadow.held);
+        // What is held beyond the room is in a slower tier, and what goes there goes for as many new ones.
+        let (held, room) = (shadow.held, shadow.room());
+        let over = if shadow.is_observed { held.min(room) } else { held };
+        let wanted = (over + new_blocks).saturating_sub(room).min(held);
         let (mut left, mut sum, mut last) = (wanted, 0u128, 0);
         let leaves = self.in_order(slot).filter_map(|at| self.holds.get(at));
         for hold in leaves.take(4 * LOOKED_AT).filter(|hold| hold.children == 0).take(LOOKED_AT) {
@@ -183,8 +214,36 @@ impl Tree {
         Evicted { blocks: wanted, used }
     }
 
+    /// Takes from a replica what it has not used since, at most so many blocks (and the rest of the last branch). Returns
+    /// how many.
+    pub(super) fn expire(&mut self, slot: Slot, since: u64, most: usize) -> usize {
+        let mut expired = 0;
+        while expired < most {
+            let oldest = self.shadow(slot).map_or(NONE, |shadow| shadow.oldest);
+            let Some(hold) = self.holds.get(oldest).filter(|hold| hold.used() < since) else {
+                break;
+            };
+            if hold.children > 0 {
+                self.unlink(oldest);
+                continue;
+            }
+            expired += hold.held as usize;
+            self.cut(oldest, 0);
+        }
+        expired
+    }
+
     /// Takes from a replica everything behind a place.
     pub(super) fn lose_behind(&mut self, slot: Slot, segment: u32, blocks: u32) {
+        let hold = self.hold_of(segment, slot);
+        let is_leaf = |at: &u32| self.holds.get(*at).is_some_and(|hold| hold.children == 0);
+        match hold.filter(is_leaf) {
+            Some(at) => self.cut(at, blocks),
+            None => self.lose_branches(slot, segment, blocks),
+        }
+    }
+
+    fn lose_branches(&mut self, slot: Slot, segment: u32, blocks: u32) {
         let mut behind: HashMap<u32, bool> = HashMap::new();
         behind.insert(segment, true);
         behind.insert(NONE, false);

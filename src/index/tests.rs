@@ -1,13 +1,13 @@
 use super::*;
 
-const REPLICA: ReplicaId = ReplicaId { slot: 0, incarnation: 1 };
+pub(super) const REPLICA: ReplicaId = ReplicaId { slot: 0, incarnation: 1 };
 
-fn hashes(values: &[u64]) -> Vec<BlockHash> {
+pub(super) fn hashes(values: &[u64]) -> Vec<BlockHash> {
     values.iter().copied().map(BlockHash).collect()
 }
 
 #[track_caller]
-fn check_overlap(index: &PrefixIndex, chain: &[u64], expected: usize) {
+pub(super) fn check_overlap(index: &PrefixIndex, chain: &[u64], expected: usize) {
     assert_eq!(index.overlap_blocks(REPLICA, &hashes(chain)), expected, "{chain:?}");
     assert_eq!(index.overlaps(&hashes(chain)).of(REPLICA), expected, "{chain:?}");
 }
@@ -211,7 +211,7 @@ fn a_snapshot_of_more_replicas_than_there_can_be_does_not_fill_the_memory() {
         let replica = ReplicaId { slot, incarnation: 1 };
         index.import(Run { replica, used: 1, parent: None, blocks: hashes(&[1]) });
     }
-    assert_eq!(index.replicas().count(), 2 * MAX_REPLICAS);
+    assert_eq!(index.replicas().count(), 4 * MAX_REPLICAS);
 }
 
 /// Block hashes that all fall into the first of 65,536 buckets, as far as a client that does

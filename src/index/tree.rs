@@ -10,6 +10,7 @@
 //! It does not know which use was when, nor what a replica has room for: see [`super::shadow`].
 
 use super::Seeded;
+use super::ends::Ends;
 use super::places::Places;
 use super::shadow::{Shadow, UNLINKED};
 use super::slab::{NONE, Slab, Spare};
@@ -148,6 +149,7 @@ pub(super) struct Tree {
     pub(super) holds: Slab<Hold>,
     pub(super) shadows: Vec<Shadow>,
     places: Places,
+    pub(super) ends: Ends,
     /// Holds that came about by splitting while the tree is handed on: the cursor may be past their place.
     pub(super) late: Option<Vec<u32>>,
 }
@@ -157,7 +159,7 @@ const MOST_LATE: usize = 1 << 16;
 
 impl Tree {
     pub(super) fn new(seeded: Seeded) -> Self {
-        Self { places: Places::new(seeded), ..Self::default() }
+        Self { places: Places::new(seeded), ends: Ends::new(seeded), ..Self::default() }
     }
 
     /// The place behind a block that can be found by its hash.
@@ -184,7 +186,7 @@ impl Tree {
         path
     }
 
-    fn child(&self, parent: u32, head: BlockHash) -> Option<u32> {
+    pub(super) fn child(&self, parent: u32, head: BlockHash) -> Option<u32> {
         let (id, _) = self.places.find(&self.segments, head)?;
         let segment = self.segments.get(id)?;
         (segment.head == head && segment.parent == parent).then_some(id)
@@ -292,15 +294,15 @@ impl Tree {
     }
 
     /// Makes a replica hold at least so much of a segment.
-    fn hold(&mut self, slot: Slot, id: u32, blocks: u32, used: u64) {
+    pub(super) fn hold(&mut self, slot: Slot, id: u32, blocks: u32, used: u64) {
         let mut new = blocks;
         match self.hold_of(id, slot) {
             None => self.add_hold(slot, id, blocks, used),
             Some(at) => {
-                let Some(hold) = self.holds.get_mut(at) else { return };
+                let Some(hold) = self.holds.get(at) else { return };
                 new = blocks.saturating_sub(hold.held);
                 if new > 0 {
-                    hold.held = blocks;
+                    self.set_held(at, blocks);
                     self.touch(at, used);
                 }
             }
@@ -315,9 +317,25 @@ impl Tree {
         }
     }
 
+    /// Makes a hold of so many blocks. Where a replica's branches end is known of those that report.
+    fn set_held(&mut self, at: u32, held: u32) {
+        let Some(slot) = self.holds.get(at).map(|hold| hold.slot) else { return };
+        let is_found = self.shadow(slot).is_some_and(|shadow| shadow.has_ends);
+        if is_found {
+            self.ends.remove(&self.segments, &self.holds, at);
+        }
+        if let Some(hold) = self.holds.get_mut(at) {
+            hold.held = held;
+        }
+        if is_found && held > 0 {
+            self.ends.insert(&self.segments, &self.holds, at);
+        }
+    }
+
     fn add_hold(&mut self, slot: Slot, id: u32, held: u32, used: u64) {
-        let at = self.holds.put(Hold::new(slot, id, held, 0, used));
+        let at = self.holds.put(Hold::new(slot, id, 0, 0, used));
         self.attach(id, at);
+        self.set_held(at, held);
         let parent = self.segments.get(id).map_or(NONE, |segment| segment.parent);
         if let Some(parent) = self.hold_of(parent, slot).and_then(|hold| self.holds.get_mut(hold)) {
             parent.children += 1;
@@ -429,6 +447,7 @@ impl Tree {
         self.segments.get_mut(id)?.parent = new;
         self.index(new, 0, blocks);
         self.index(id, 0, 1);
+        let mut fronts = Vec::new();
         while let Some(hold) = self.holds.get(next) {
             let (at, held) = (next, hold.held);
             next = hold.next;
@@ -436,17 +455,21 @@ impl Tree {
                 self.attach(new, at);
             } else {
                 self.attach(id, at);
-                self.split_hold(at, new, blocks);
+                fronts.extend(self.split_hold(at, new, blocks));
             }
+        }
+        // Before all holds are in their segments no end can be told from its hold.
+        for front in fronts {
+            self.set_held(front, blocks);
         }
         Some(new)
     }
 
-    fn split_hold(&mut self, at: u32, front: u32, blocks: u32) {
-        let Some(hold) = self.holds.get_mut(at) else { return };
+    fn split_hold(&mut self, at: u32, front: u32, blocks: u32) -> Option<u32> {
+        let hold = self.holds.get_mut(at)?;
         hold.held -= blocks;
         let (slot, used) = (hold.slot, hold.used());
-        let new = self.holds.put(Hold::new(slot, front, blocks, 1, used));
+        let new = self.holds.put(Hold::new(slot, front, 0, 1, used));
         self.attach(front, new);
         self.link_before(new, at);
         if let Some(shadow) = self.shadow_mut(slot) {
@@ -455,13 +478,14 @@ impl Tree {
         if let Some(late) = self.late.as_mut().filter(|late| late.len() < MOST_LATE) {
             late.push(new);
         }
+        Some(new)
     }
 
     /// Takes the last blocks of a hold that nothing follows, down to so many.
     pub(super) fn cut(&mut self, at: u32, to: u32) {
-        let Some(hold) = self.holds.get_mut(at) else { return };
+        let Some(hold) = self.holds.get(at) else { return };
         let (slot, segment, gone) = (hold.slot, hold.segment, hold.held.saturating_sub(to));
-        hold.held -= gone;
+        self.set_held(at, hold.held - gone);
         if let Some(shadow) = self.shadow_mut(slot) {
             shadow.held -= gone as usize;
         }
@@ -555,7 +579,8 @@ impl Tree {
         };
         let stretches: usize = (0..self.segments.len() as u32).map(stretch).sum();
         let shadows = self.shadows.capacity() * size_of::<Shadow>();
-        stretches + shadows + self.segments.bytes() + self.holds.bytes() + self.places.bytes()
+        let found = self.places.bytes() + self.ends.bytes();
+        stretches + shadows + self.segments.bytes() + self.holds.bytes() + found
     }
 }
 

@@ -47,6 +47,8 @@ pub struct BlockCache<K> {
     stores: u64,
     /// What nobody has been told yet; none while nobody listens.
     changes: Option<Vec<Change<K>>>,
+    /// Of each block whose contents were given up, the key; none while nobody keeps a journal.
+    lost: Option<Vec<K>>,
 }
 
 #[derive(Debug, Clone)]
@@ -79,6 +81,7 @@ impl<K: Copy + Eq + Hash> BlockCache<K> {
             evicted: 0,
             stores: 0,
             changes: None,
+            lost: None,
         };
         cache.resize(capacity as usize);
         cache
@@ -149,6 +152,16 @@ impl<K: Copy + Eq + Hash> BlockCache<K> {
     /// The changes since the last call.
     pub fn changes(&mut self) -> Vec<Change<K>> {
         self.changes.as_mut().map(std::mem::take).unwrap_or_default()
+    }
+
+    /// What each block loses is kept from now on.
+    pub fn keep_lost(&mut self) {
+        self.lost = Some(Vec::new());
+    }
+
+    /// The keys of the blocks whose contents were given up since the last call, each copy's, in that order.
+    pub fn lost(&mut self) -> impl Iterator<Item = K> {
+        self.lost.iter_mut().flat_map(|lost| lost.drain(..))
     }
 
     /// The longest run of `keys`, from the first, that is cached. Changes nothing.
@@ -298,6 +311,9 @@ impl<K: Copy + Eq + Hash> BlockCache<K> {
         let (key, twin) = (slot.key.take(), std::mem::replace(&mut slot.twin, NONE));
         let Some(key) = key else { return false };
         self.cached -= 1;
+        if let Some(lost) = &mut self.lost {
+            lost.push(key);
+        }
         let Entry::Occupied(mut first) = self.stored.entry(key) else { return true };
         if *first.get() == id.0 {
             if twin == NONE {

@@ -32,6 +32,25 @@ pub struct Control {
     pub metrics: MetricsMode,
     /// How its tokens differ from the truth from now on, in `/tokenize`, too.
     pub skew: Option<Skew>,
+    /// What happens to so many of the next batches of KV events.
+    pub events: Option<(EventFault, u64)>,
+    /// Batches that one replay brings at most: an engine's socket drops what its queue has no room for.
+    pub replay_limit: Option<usize>,
+}
+
+/// What happens to a batch of KV events on its way.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum EventFault {
+    /// It is lost, and can be asked for again.
+    Drop,
+    /// It is lost for good.
+    Lose,
+    /// Its payload is no batch.
+    Garble,
+    /// It comes after the next one.
+    Reorder,
+    /// It comes twice.
+    Repeat,
 }
 
 /// An error to answer with.
@@ -80,7 +99,7 @@ pub enum MetricsMode {
 impl Control {
     /// Changes what `wish`, an object, names; `{"reset": true}` takes everything back first. Other
     /// keys: `fail: {status, count?}`, `slow_ms`, `hang`, `refuse`, `refuse_ms` (which the server times), `cut_after`, `poison`, `freeze`, `early_role`,
-    /// `health`, `metrics`, `skew` (`extra` or `ids`); null takes one back.
+    /// `health`, `metrics`, `skew` (`extra` or `ids`), `events: {fault, count}`, `replay_limit`; null takes one back.
     ///
     /// # Errors
     /// With the name of a key that is unknown or has a value of another type. Nothing is changed.
@@ -110,6 +129,17 @@ impl Control {
         Some(status)
     }
 
+    /// Counts one batch of KV events against [`Self::events`]: what happens to it, if anything.
+    pub fn event_fault(&mut self) -> Option<EventFault> {
+        let (fault, count) = self.events.as_mut()?;
+        let fault = *fault;
+        *count = count.saturating_sub(1);
+        if *count == 0 {
+            self.events = None;
+        }
+        Some(fault)
+    }
+
     fn set(&mut self, key: &str, value: &Value) -> Option<()> {
         let flag = || if value.is_null() { Some(false) } else { value.as_bool() };
         match key {
@@ -125,6 +155,10 @@ impl Control {
             "early_role" => self.early_role = flag()?,
             "health" => self.health = optional(value, |v| u16::try_from(v.as_u64()?).ok())?,
             "metrics" => self.metrics = optional(value, MetricsMode::read)?.unwrap_or_default(),
+            "events" => self.events = optional(value, EventFault::read)?,
+            "replay_limit" => {
+                self.replay_limit = optional(value, |v| usize::try_from(v.as_u64()?).ok())?
+            }
             "skew" => self.skew = optional(value, Skew::read)?,
             "reset" | "refuse_ms" => {
                 value.is_boolean().then_some(()).or(value.as_u64().map(drop))?
@@ -140,6 +174,21 @@ impl Fail {
         let status = u16::try_from(value.get("status")?.as_u64()?).ok()?;
         let count = value.get("count").and_then(Value::as_u64);
         (400..600).contains(&status).then_some(Self { status, count })
+    }
+}
+
+impl EventFault {
+    fn read(value: &Value) -> Option<(Self, u64)> {
+        let fault = match value.get("fault")?.as_str()? {
+            "drop" => Self::Drop,
+            "lose" => Self::Lose,
+            "garble" => Self::Garble,
+            "reorder" => Self::Reorder,
+            "repeat" => Self::Repeat,
+            _ => return None,
+        };
+        let count = value.get("count").map_or(Some(1), Value::as_u64)?;
+        (count > 0).then_some((fault, count))
     }
 }
 
@@ -200,6 +249,25 @@ mod tests {
         check(&json!({"hung": true}), Err("hung: unknown, or not of this type"));
         check(&json!({"fail": {"status": 200}}), Err("fail: unknown, or not of this type"));
         check(&json!({"metrics": "odd"}), Err("metrics: unknown, or not of this type"));
+    }
+
+    #[test]
+    fn faults_of_events_run_out() {
+        check(
+            &json!({"events": {"fault": "lose", "count": 2}, "replay_limit": 5}),
+            Ok(Control {
+                events: Some((EventFault::Lose, 2)),
+                replay_limit: Some(5),
+                ..Control::default()
+            }),
+        );
+        check(&json!({"events": {"fault": "odd"}}), Err("events: unknown, or not of this type"));
+        let mut control = Control::default();
+        control.apply(&json!({"events": {"fault": "garble"}})).unwrap();
+        assert_eq!(
+            [control.event_fault(), control.event_fault()],
+            [Some(EventFault::Garble), None]
+        );
     }
 
     #[test]

@@ -3,6 +3,7 @@
 //! It does not schedule: what a step does and how long it takes is the engine's to say.
 
 use super::engine::{Engine, Request, RequestId, StepReport};
+use super::events::KvEvent;
 use super::replica::Replica;
 use hashbrown::HashMap;
 use std::sync::Arc;
@@ -20,6 +21,8 @@ pub enum Command {
     Abort(RequestId),
     /// Forget the prefix cache, and say whether that was possible.
     ResetPrefixCache(oneshot::Sender<bool>),
+    /// Say how many of this request's prompt tokens the cache has.
+    Look(Request, oneshot::Sender<usize>),
 }
 
 /// Where a request's tokens go.
@@ -56,10 +59,12 @@ struct Live {
 /// steps at no distance would be no engine's behaviour.
 const LATENESS_LIMIT: Duration = Duration::from_millis(250);
 
-/// Runs an engine until nobody can send it commands any more.
+/// Runs an engine until nobody can send it commands any more. What it tells of its cache goes out at a step's end, in
+/// one batch, before the step's tokens do.
 pub async fn drive(
     mut engine: Engine,
     mut commands: UnboundedReceiver<Command>,
+    batches: UnboundedSender<Vec<KvEvent>>,
     replica: Arc<Replica>,
 ) {
     let start = Instant::now();
@@ -83,6 +88,10 @@ pub async fn drive(
         let report = engine.step(now - start);
         now += report.duration;
         sleep_until(now).await;
+        let events = engine.events();
+        if !events.is_empty() {
+            let _ = batches.send(events);
+        }
         deliver(&report, now, &engine, &mut live, &replica);
         if now.elapsed() > LATENESS_LIMIT {
             now = Instant::now();
@@ -105,6 +114,9 @@ fn obey(command: Command, engine: &mut Engine, live: &mut HashMap<RequestId, Liv
         }
         Command::ResetPrefixCache(answer) => {
             let _ = answer.send(engine.reset_prefix_cache());
+        }
+        Command::Look(Request { prompt, salt, lora, .. }, answer) => {
+            let _ = answer.send(engine.cached_tokens(&prompt, salt, lora));
         }
     }
 }

@@ -1,13 +1,14 @@
 //! An engine in virtual time: requests go in, [`Engine::step`] says what one step did and how long
 //! it took. Scheduling, caching and preemption are the [`Scheduler`]'s; what is added here is tokens:
-//! vLLM's digests of the prompts', and the answers'.
+//! vLLM's digests of the prompts', the answers', and KV events that tell what became of blocks.
 //!
 //! It has no clock, no thread and no I/O: a server paces it against the real clock. It does not
 //! tokenize, and its output tokens mean nothing.
 
 use super::chance::Chance;
 use super::digest::{self, Chain, Digest, Lora};
-use super::scheduler::{Scheduler, Work};
+use super::events::{KvEvent, Stored};
+use super::scheduler::{Deed, Scheduler, Work};
 use hashbrown::HashMap;
 use std::sync::Arc;
 use std::time::Duration;
@@ -100,6 +101,7 @@ pub struct Engine {
     root: Digest,
     scheduler: Scheduler<Digest>,
     texts: HashMap<RequestId, Text>,
+    events: Vec<KvEvent>,
 }
 
 /// A request's prompt and answer.
@@ -108,6 +110,8 @@ struct Text {
     tokens: Vec<u32>,
     chain: Chain,
     chance: Chance,
+    lora: Option<String>,
+    salt: Option<String>,
 }
 
 impl Engine {
@@ -117,6 +121,7 @@ impl Engine {
             root: digest::root(&config.hash_seed),
             scheduler: Scheduler::new(config),
             texts: HashMap::new(),
+            events: Vec::new(),
         }
     }
 
@@ -130,6 +135,8 @@ impl Engine {
     /// # Errors
     /// When it is empty or could never fit.
     pub fn submit(&mut self, request: Request) -> Result<(), SubmitError> {
+        let lora = request.lora.as_ref().map(|lora| lora.name.clone());
+        let salt = request.salt.clone();
         let chain = self.chain(&request.prompt, request.salt, request.lora);
         self.scheduler.submit(Work {
             id: request.id,
@@ -139,7 +146,7 @@ impl Engine {
             reads_cache: request.reads_cache,
         })?;
         let chance = Chance::of_tokens(self.config().seed, &request.prompt);
-        self.texts.insert(request.id, Text { tokens: request.prompt, chain, chance });
+        self.texts.insert(request.id, Text { tokens: request.prompt, chain, chance, lora, salt });
         Ok(())
     }
 
@@ -152,6 +159,17 @@ impl Engine {
     /// Forgets the cache; refused while requests run.
     pub fn reset_prefix_cache(&mut self) -> bool {
         self.scheduler.reset_prefix_cache()
+    }
+
+    /// KV events are kept from now on.
+    pub fn listen(&mut self) {
+        self.scheduler.keep_journal();
+    }
+
+    /// What steps have made of the cache since the last call. What a reset does to it waits for the next step, as in
+    /// vLLM.
+    pub fn events(&mut self) -> Vec<KvEvent> {
+        std::mem::take(&mut self.events)
     }
 
     /// True when a step would do nothing.
@@ -177,6 +195,11 @@ impl Engine {
     /// Runs one step that starts at `now`.
     pub fn step(&mut self, now: Duration) -> StepReport {
         let mut report = self.scheduler.step(now);
+        // Before the answers grow, and before those that are finished are forgotten.
+        for deed in self.scheduler.journal() {
+            let event = self.event(deed);
+            self.events.extend(event);
+        }
         for produced in &mut report.produced {
             self.sample(produced);
         }
@@ -187,6 +210,23 @@ impl Engine {
         let mut chain = Chain::new(self.root, self.config().block_size, lora, salt);
         chain.extend(prompt);
         chain
+    }
+
+    fn event(&self, deed: Deed<Digest>) -> Option<KvEvent> {
+        let (id, first, count) = match deed {
+            Deed::Removed(digest) => return Some(KvEvent::Removed(digest)),
+            Deed::Cleared => return Some(KvEvent::Cleared),
+            Deed::Stored { id, first, count } => (id, first, count),
+        };
+        let text = self.texts.get(&id)?;
+        let (size, digests) = (self.config().block_size, text.chain.digests());
+        Some(KvEvent::Stored(Stored {
+            digests: digests.get(first..first + count)?.to_vec(),
+            parent: first.checked_sub(1).and_then(|parent| digests.get(parent)).copied(),
+            tokens: text.tokens.get(first * size..(first + count) * size)?.to_vec(),
+            lora: text.lora.clone(),
+            salt: text.salt.clone().filter(|_| first == 0),
+        }))
     }
 
     fn sample(&mut self, produced: &mut Produced) {

@@ -4,8 +4,10 @@
 //! the real clock behind vLLM's HTTP interface. Its blocks are keyed by vLLM's own digests
 //! ([`digest`]), so it cannot confirm a mistake of the filter's.
 //!
-//! It computes nothing: answers are random words. It never stops before `max_tokens`, publishes no
-//! KV events, and knows one model per replica.
+//! KV events are published as vLLM publishes them, where they are configured ([`events`], [`publisher`]).
+//!
+//! It computes nothing: answers are random words. It never stops before `max_tokens`, and knows one
+//! model per replica.
 
 pub mod answer;
 pub mod cache;
@@ -14,8 +16,10 @@ pub mod control;
 pub mod digest;
 pub mod driver;
 pub mod engine;
+pub mod events;
 pub mod exposition;
 pub mod prompt;
+pub mod publisher;
 pub mod replica;
 pub mod scheduler;
 pub mod server;
@@ -28,6 +32,7 @@ use engine::Engine;
 use hyper_util::rt::{TokioExecutor, TokioIo};
 use hyper_util::server::conn::auto;
 use hyper_util::service::TowerToHyperService;
+use publisher::Listeners;
 use speech::Speech;
 use std::io;
 use std::net::SocketAddr;
@@ -44,7 +49,9 @@ pub struct Handle {
     pub address: SocketAddr,
     /// Counters, faults and the requests it has seen.
     pub replica: Arc<Replica>,
-    tasks: [JoinHandle<()>; 2],
+    /// Where it publishes KV events, and where they can be asked for again.
+    pub events: Option<(SocketAddr, Option<SocketAddr>)>,
+    tasks: Vec<JoinHandle<()>>,
 }
 
 impl Drop for Handle {
@@ -56,7 +63,7 @@ impl Drop for Handle {
 /// Starts a replica on a listener, within the current Tokio runtime.
 ///
 /// # Errors
-/// When the listener has no address, or the model no usable words.
+/// When the listener has no address, the model no usable words, or KV events nowhere to go.
 pub fn serve(mut config: ReplicaConfig, listener: TcpListener) -> io::Result<Handle> {
     let address = listener.local_addr()?;
     let speech = match &config.model {
@@ -64,14 +71,20 @@ pub fn serve(mut config: ReplicaConfig, listener: TcpListener) -> io::Result<Han
         None => Speech::numbered(),
     };
     config.engine.vocabulary = speech.vocabulary.clone();
-    let engine = Engine::new(config.engine.clone());
+    let mut engine = Engine::new(config.engine.clone());
+    let listeners = config.events.as_ref().map(Listeners::bind).transpose()?;
+    let events = listeners.as_ref().map(Listeners::addresses).transpose()?;
     let (commands, received) = mpsc::unbounded_channel();
+    let (batches, published) = mpsc::unbounded_channel();
     let replica = Arc::new(Replica::new(config, Arc::new(speech), commands));
-    let tasks = [
-        tokio::spawn(driver::drive(engine, received, Arc::clone(&replica))),
-        tokio::spawn(accept(listener, address, Arc::clone(&replica))),
-    ];
-    Ok(Handle { address, replica, tasks })
+    let mut tasks = Vec::new();
+    if let Some(listeners) = listeners {
+        engine.listen();
+        tasks.push(tokio::spawn(publisher::publish(listeners, published, Arc::clone(&replica))));
+    }
+    tasks.push(tokio::spawn(driver::drive(engine, received, batches, Arc::clone(&replica))));
+    tasks.push(tokio::spawn(accept(listener, address, Arc::clone(&replica))));
+    Ok(Handle { address, replica, events, tasks })
 }
 
 /// Accepts connections, except while told to refuse: then the port is closed and all are cut.

@@ -6,6 +6,7 @@ use super::digest::Lora;
 use super::driver::Command;
 use super::engine::{EngineConfig, RequestId};
 use super::exposition::{Identity, MetricNames, Published};
+use super::publisher::EventsConfig;
 use super::speech::Speech;
 use crate::model::Model;
 use serde_json::Value;
@@ -36,6 +37,8 @@ pub struct ReplicaConfig {
     pub max_model_len: usize,
     /// Length of an answer to a chat that sets none. A real engine goes on until the model stops.
     pub default_max_tokens: usize,
+    /// Where it publishes KV events, if it does.
+    pub events: Option<EventsConfig>,
 }
 
 /// A replica that tokenizes differently from what the router computes.
@@ -61,6 +64,7 @@ impl Default for ReplicaConfig {
             metric_names: MetricNames::Vllm,
             max_model_len: 32_768,
             default_max_tokens: 64,
+            events: None,
         }
     }
 }

@@ -123,11 +123,34 @@ pub struct Totals {
     pub steps: u64,
 }
 
+/// What became of blocks, every copy told apart, as an engine's KV events tell it.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum Deed<K> {
+    /// A request's blocks became known, some of them perhaps once more.
+    Stored {
+        /// Whose.
+        id: RequestId,
+        /// The first of them, counted in the request's blocks.
+        first: usize,
+        /// How many.
+        count: usize,
+    },
+    /// A block was given up for room.
+    Removed(K),
+    /// All blocks were.
+    Cleared,
+}
+
+/// Deeds in their order; none are kept while nobody asks.
+#[derive(Debug, Clone)]
+struct Journal<K>(Option<Vec<Deed<K>>>);
+
 /// The scheduler.
 #[derive(Debug, Clone)]
 pub struct Scheduler<K> {
     config: EngineConfig,
     cache: BlockCache<K>,
+    journal: Journal<K>,
     running: Vec<Sequence<K>>,
     waiting: VecDeque<Sequence<K>>,
     /// What the first in the queue needed when it was last tried: it cannot fit before the idle blocks and the cache's
@@ -161,6 +184,7 @@ impl<K: Copy + Eq + Hash> Scheduler<K> {
         config.max_num_seqs = config.max_num_seqs.max(1);
         Self {
             cache: BlockCache::new(config.capacity_blocks),
+            journal: Journal(None),
             config,
             running: Vec::new(),
             waiting: VecDeque::new(),
@@ -228,7 +252,22 @@ impl<K: Copy + Eq + Hash> Scheduler<K> {
 
     /// Forgets the cache; refused while requests run.
     pub fn reset_prefix_cache(&mut self) -> bool {
-        self.cache.clear()
+        let done = self.cache.clear();
+        if let (true, Some(deeds)) = (done, &mut self.journal.0) {
+            deeds.push(Deed::Cleared);
+        }
+        done
+    }
+
+    /// Deeds are kept from now on.
+    pub fn keep_journal(&mut self) {
+        self.cache.keep_lost();
+        self.journal.0 = Some(Vec::new());
+    }
+
+    /// The deeds since the last call.
+    pub fn journal(&mut self) -> Vec<Deed<K>> {
+        self.journal.0.as_mut().map(std::mem::take).unwrap_or_default()
     }
 
     /// Changes to what can be hit are kept from now on.
@@ -313,7 +352,7 @@ impl<K: Copy + Eq + Hash> Scheduler<K> {
         let mut at = 0;
         while let Some(sequence) = self.running.get_mut(at) {
             let planned = sequence.uncomputed().min(budget);
-            if sequence.plan(planned, &mut self.cache, self.config.block_size) {
+            if sequence.plan(planned, &mut self.cache, self.config.block_size, &mut self.journal) {
                 budget -= planned;
                 at += 1;
                 continue;
@@ -356,7 +395,7 @@ impl<K: Copy + Eq + Hash> Scheduler<K> {
             sequence.stored_blocks = hits.len();
             sequence.blocks = hits;
             let planned = sequence.uncomputed().min(budget);
-            sequence.plan(planned, &mut self.cache, self.config.block_size);
+            sequence.plan(planned, &mut self.cache, self.config.block_size, &mut self.journal);
             budget -= planned;
             self.admit(&mut sequence, report);
             self.running.push(sequence);
@@ -476,7 +515,7 @@ impl<K: Copy + Eq + Hash> Scheduler<K> {
         for (step, at) in growth {
             let Some(sequence) = self.running.get_mut(at) else { continue };
             sequence.computed += step;
-            sequence.plan(1, &mut self.cache, size);
+            sequence.plan(1, &mut self.cache, size, &mut self.journal);
             sequence.computed -= step;
         }
         for sequence in &mut self.running {
@@ -504,7 +543,13 @@ impl<K: Copy + Eq + Hash> Sequence<K> {
     }
 
     /// Gets the blocks that `planned` more tokens need. False when there are too few.
-    fn plan(&mut self, planned: usize, cache: &mut BlockCache<K>, block_size: usize) -> bool {
+    fn plan(
+        &mut self,
+        planned: usize,
+        cache: &mut BlockCache<K>,
+        block_size: usize,
+        journal: &mut Journal<K>,
+    ) -> bool {
         let end = self.computed + planned;
         let wanted = end.div_ceil(block_size).saturating_sub(self.blocks.len());
         if !cache.take(wanted, &mut self.blocks) {
@@ -519,6 +564,7 @@ impl<K: Copy + Eq + Hash> Sequence<K> {
         for (block, key) in fresh.iter().zip(keys) {
             cache.store(*block, *key);
         }
+        journal.note(cache, self.id, self.stored_blocks, fresh.len().min(keys.len()));
         self.stored_blocks = self.stored_blocks.max(full);
         true
     }
@@ -535,6 +581,17 @@ impl<K: Copy + Eq + Hash> Sequence<K> {
         self.generated += 1;
         let last = self.generated >= self.max_tokens;
         Produced { id: self.id, token: 0, first, last }
+    }
+}
+
+impl<K: Copy + Eq + Hash> Journal<K> {
+    /// What taking blocks gave up, and then what was stored in them.
+    fn note(&mut self, cache: &mut BlockCache<K>, id: RequestId, first: usize, count: usize) {
+        let Some(deeds) = &mut self.0 else { return };
+        deeds.extend(cache.lost().map(Deed::Removed));
+        if count > 0 {
+            deeds.push(Deed::Stored { id, first, count });
+        }
     }
 }
 

@@ -72,12 +72,14 @@ pub fn router(replica: Arc<Replica>) -> Router {
         .route("/load", get(load))
         .route("/metrics", get(metrics))
         .route("/reset_prefix_cache", post(reset_prefix_cache))
+        .route("/kv_event_sources", get(kv_event_sources))
         .fallback(async || (StatusCode::NOT_FOUND, Json(json!({ "detail": "Not Found" }))))
         .layer(observed)
         // axum's own limit of 2 MB would answer 413 where an engine reads on.
         .layer(DefaultBodyLimit::max(BODY_LIMIT))
         .route("/mock/control", get(show_control).post(set_control))
         .route("/mock/requests", get(requests))
+        .route("/mock/cached", post(cached))
         .with_state(replica)
 }
 
@@ -283,6 +285,18 @@ async fn reset_prefix_cache(State(replica): Shared) -> Json<Value> {
     Json(json!({ "success": answer.await.unwrap_or(false) }))
 }
 
+/// The publisher's configuration by rank, as an engine shows it.
+async fn kv_event_sources(State(replica): Shared) -> Json<Value> {
+    Json(match &replica.config.events {
+        None => json!({}),
+        Some(events) => json!({ "0": {
+            "enable_kv_cache_events": true, "publisher": "zmq", "endpoint": events.endpoint,
+            "replay_endpoint": events.replay, "buffer_steps": events.buffer_batches,
+            "hwm": 100_000, "max_queue_size": 100_000, "topic": events.topic,
+        }}),
+    })
+}
+
 async fn show_control(State(replica): Shared) -> String {
     format!("{:?}\n", replica.control())
 }
@@ -303,6 +317,23 @@ async fn set_control(State(replica): Shared, body: Bytes) -> Result<StatusCode, 
         });
     }
     Ok(StatusCode::OK)
+}
+
+/// What the cache has of a prompt, given as the body of a chat or a completion, now.
+async fn cached(State(replica): Shared, body: Bytes) -> Result<Json<Value>, ApiError> {
+    let is_chat = prompt::object(&body)?.contains_key("messages");
+    let wish = prompt::read(&replica, if is_chat { Api::Chat } else { Api::Completions }, &body)?;
+    let request = Request {
+        id: RequestId(0),
+        prompt: wish.prompts.first().cloned().unwrap_or_default(),
+        max_tokens: 1,
+        lora: replica.config.loras.iter().find(|lora| lora.name == wish.model).cloned(),
+        salt: wish.salt,
+        reads_cache: true,
+    };
+    let (sender, answer) = oneshot::channel();
+    let _ = replica.commands.send(Command::Look(request, sender));
+    Ok(Json(json!({ "cached_tokens": answer.await.unwrap_or(0) })))
 }
 
 async fn requests(State(replica): Shared) -> Json<Value> {

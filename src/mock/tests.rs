@@ -3,6 +3,7 @@
 use super::control::Control;
 use super::digest::Lora;
 use super::engine::EngineConfig;
+use super::publisher::EventsConfig;
 use super::*;
 use axum::body::Bytes;
 use http_body_util::{BodyExt, Full};
@@ -329,6 +330,39 @@ async fn a_reset_empties_the_cache() {
 }
 
 #[tokio::test]
+async fn what_is_cached_can_be_looked_up_without_a_request() {
+    let rig = Rig::start().await;
+    let prompt: Vec<u32> = (0..100).collect();
+    let look = async |more: Value| {
+        let mut body = json!({ "prompt": prompt });
+        body.as_object_mut().unwrap().extend(more.as_object().unwrap().clone());
+        rig.post("/mock/cached", &body).await
+    };
+    assert_eq!(look(json!({})).await, (200, json!({ "cached_tokens": 0 })));
+    rig.complete(&prompt, &json!({})).await;
+    assert_eq!(look(json!({})).await, (200, json!({ "cached_tokens": 96 })));
+    assert_eq!(look(json!({ "cache_salt": "b" })).await, (200, json!({ "cached_tokens": 0 })));
+    assert_eq!(look(json!({ "model": "other" })).await.0, 404);
+    assert_eq!(rig.handle.replica.published().totals.queried_tokens, 100);
+}
+
+#[tokio::test]
+async fn where_events_are_published_is_told_by_rank() {
+    let rig = Rig::start().await;
+    assert_eq!(rig.text("GET", "/kv_event_sources", "").await, (200, "{}".to_owned()));
+    let endpoint = "tcp://[::ffff:127.0.0.1]:0".to_owned();
+    let events = Some(EventsConfig { endpoint, ..EventsConfig::default() });
+    let rig = Rig::with(ReplicaConfig { events, ..ReplicaConfig::default() }).await;
+    let (_, text) = rig.text("GET", "/kv_event_sources", "").await;
+    let sources: Value = serde_json::from_str(&text).unwrap();
+    assert_eq!(sources["0"]["endpoint"], "tcp://[::ffff:127.0.0.1]:0");
+    assert_eq!(
+        (&sources["0"]["replay_endpoint"], &sources["0"]["topic"]),
+        (&Value::Null, &json!(""))
+    );
+}
+
+#[tokio::test]
 async fn skews_change_counts_or_ids() {
     for (skew, tokens) in [(Skew::Extra, json!([1, 7, 8])), (Skew::Ids, json!([8, 9]))] {
         let rig = Rig::with(ReplicaConfig { skew: Some(skew), ..ReplicaConfig::default() }).await;
@@ -456,7 +490,8 @@ async fn tokens_come_at_the_engines_pace() {
     let config = ReplicaConfig::default();
     let engine = Engine::new(config.engine.clone());
     let replica = Arc::new(Replica::new(config, Arc::new(Speech::numbered()), commands.clone()));
-    let driver = tokio::spawn(driver::drive(engine, received, replica));
+    let driver =
+        tokio::spawn(driver::drive(engine, received, mpsc::unbounded_channel().0, replica));
     let (sender, mut events) = mpsc::unbounded_channel();
     let request = engine::Request {
         id: engine::RequestId(1),

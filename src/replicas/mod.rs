@@ -34,6 +34,9 @@ pub struct ReplicaId {
 /// Set in the slot of an imagined identity. No table has so many places.
 const IMAGINED: u32 = 1 << 31;
 
+/// Set in the slot under which what a replica itself reports is known.
+const OBSERVED: u32 = 1 << 30;
+
 impl ReplicaId {
     /// The same replica in a world where another policy had chosen all along: it has other requests in flight there,
     /// and other blocks in its cache.
@@ -42,10 +45,26 @@ impl ReplicaId {
         Self { slot: self.slot | IMAGINED, ..self }
     }
 
+    /// The same replica as its own reports have it, apart from what was routed there.
+    #[must_use]
+    pub fn observed(self) -> Self {
+        Self { slot: self.slot | OBSERVED, ..self }
+    }
+
+    /// Whether this is a replica as its reports have it.
+    pub fn is_observed(self) -> bool {
+        self.slot & OBSERVED != 0
+    }
+
+    /// Whether this is a replica of the imagined world.
+    pub fn is_imagined(self) -> bool {
+        self.slot & IMAGINED != 0
+    }
+
     /// The replica that there is.
     #[must_use]
     pub fn real(self) -> Self {
-        Self { slot: self.slot & !IMAGINED, ..self }
+        Self { slot: self.slot & !(IMAGINED | OBSERVED), ..self }
     }
 }
 
@@ -269,7 +288,7 @@ impl ReplicaTable {
         self.iter().filter(move |replica| replica.cluster == cluster)
     }
 
-    /// The replica with this identity, real or imagined, if it is still that one.
+    /// The replica with this identity, real, imagined or reported, if it is still that one.
     pub fn by_id(&self, id: ReplicaId) -> Option<&Replica> {
         let id = id.real();
         self.at(id.slot).filter(|replica| replica.id == id)

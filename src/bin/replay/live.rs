@@ -5,7 +5,7 @@
 
 use crate::script::{Ask, Script};
 use crate::sse::Events;
-use crate::stats::{Quantiles, Run, Sample};
+use crate::stats::{Predictions, Quantiles, Run, Sample};
 use http_body_util::{BodyExt, Full};
 use hyper::body::{Bytes, Incoming};
 use hyper::{Method, Request, Response};
@@ -21,8 +21,8 @@ use tokio::time::{Instant, sleep, sleep_until, timeout};
 
 /// Where to, and by which names.
 pub struct Gateway {
-    /// As `http://host:port`.
-    pub url: String,
+    /// As `http://host:port`. Where there are several each request may go to any, also those of one session.
+    pub urls: Vec<String>,
     /// The model to ask for.
     pub model: String,
     /// Request header with the session's name.
@@ -31,11 +31,16 @@ pub struct Gateway {
     pub head_header: String,
     /// Response header that names the replica.
     pub replica_header: String,
+    /// The secret for which the filter says in a response what it expected to be cached.
+    pub explain: Option<String>,
     /// A request that has taken this long is given up and counted as an error.
     pub patience: Duration,
     /// Ask for answers that do not end before they are as long as asked for.
     pub ignore_eos: bool,
 }
+
+/// In a request with the secret, and in a response with the explanation.
+const EXPLAIN_HEADER: &str = "x-warmpath-explain";
 
 type HttpClient = Client<HttpConnector, Full<Bytes>>;
 
@@ -90,7 +95,8 @@ impl Player {
             let Some(ask) = self.script.ask(index, turn, &answers, &self.gateway.model) else {
                 break;
             };
-            let (sample, answer) = self.turn(opening.name, ask, planned).await;
+            let url = self.url(index, turn);
+            let (sample, answer) = self.turn(url, opening.name, ask, planned).await;
             planned = Instant::now();
             self.done.fetch_add(1, Ordering::Relaxed);
             let failed = sample.error.is_some();
@@ -103,11 +109,19 @@ impl Player {
         samples
     }
 
-    async fn turn(&self, session: &str, ask: Ask, planned: Instant) -> (Sample, String) {
+    /// The gateway that a turn goes to: neither the same for a session nor in turns, and in each run the same.
+    fn url(&self, index: usize, turn: usize) -> &str {
+        let mixed = (index as u64).wrapping_mul(0x9e37_79b9_7f4a_7c15) ^ (turn as u64) << 7;
+        let mixed = mixed.wrapping_mul(0xd6e8_feb8_6659_fd93) >> 33;
+        let urls = &self.gateway.urls;
+        urls.get(mixed as usize % urls.len().max(1)).map_or("", String::as_str)
+    }
+
+    async fn turn(&self, url: &str, session: &str, ask: Ask, planned: Instant) -> (Sample, String) {
         let mut reading = Reading::default();
         reading.sample.class = ask.class;
         reading.sample.arrival = planned.saturating_duration_since(self.start);
-        let request = match self.request(session, ask) {
+        let request = match self.request(url, session, ask) {
             Ok(request) => request,
             Err(error) => {
                 return (Sample { error: Some(error), ..reading.sample }, String::new());
@@ -127,13 +141,22 @@ impl Player {
         (reading.sample, reading.answer)
     }
 
-    fn request(&self, session: &str, mut ask: Ask) -> Result<Request<Full<Bytes>>, String> {
+    fn request(
+        &self,
+        url: &str,
+        session: &str,
+        mut ask: Ask,
+    ) -> Result<Request<Full<Bytes>>, String> {
         if let Some(fields) = ask.body.as_object_mut().filter(|_| self.gateway.ignore_eos) {
             fields.insert("ignore_eos".to_owned(), Value::Bool(true));
         }
-        Request::builder()
+        let mut request = Request::builder();
+        if let Some(secret) = &self.gateway.explain {
+            request = request.header(EXPLAIN_HEADER, secret);
+        }
+        request
             .method(Method::POST)
-            .uri(format!("{}{}", self.gateway.url, ask.path))
+            .uri(format!("{url}{}", ask.path))
             .header("content-type", "application/json")
             .header(&self.gateway.session_header, session)
             .header(&self.gateway.head_header, format!("{:016x}", ask.head))
@@ -148,7 +171,9 @@ impl Player {
         reading: &mut Reading,
     ) -> Result<(), String> {
         let response = self.client.request(request).await.map_err(|error| chain(&error))?;
-        reading.sample.replica = replica(&response, &self.gateway.replica_header);
+        reading.sample.replica = header(&response, &self.gateway.replica_header);
+        reading.sample.predicted_tokens =
+            header(&response, EXPLAIN_HEADER).as_deref().and_then(predicted);
         if !response.status().is_success() {
             let status = response.status();
             let body = response.into_body().collect().await.map_err(|error| chain(&error))?;
@@ -222,8 +247,14 @@ impl Reading {
     }
 }
 
-fn replica(response: &Response<Incoming>, header: &str) -> Option<String> {
-    Some(response.headers().get(header)?.to_str().ok()?.to_owned())
+fn header(response: &Response<Incoming>, name: &str) -> Option<String> {
+    Some(response.headers().get(name)?.to_str().ok()?.to_owned())
+}
+
+/// What an explanation expects of the replica that it names first.
+fn predicted(explanation: &str) -> Option<u64> {
+    let figure = explanation.split_once("overlap_tokens=")?.1;
+    figure.split_once(',').map_or(figure, |(figure, _)| figure).parse().ok()
 }
 
 fn client() -> HttpClient {
@@ -311,14 +342,24 @@ pub fn errors(samples: &[Sample]) -> String {
 
 /// One line on a run that has ended.
 pub fn summary(run: &Run, lag: Quantiles) -> String {
-    format!(
+    let mut line = format!(
         "{:<18} {} requests, hit rate {:.1} %, TTFT p99 {:.0} ms, generator lag p99 {:.1} ms",
         run.policy,
         run.requests,
         run.hit_rate() * 100.0,
         run.first_token.p99,
         lag.p99
-    )
+    );
+    if let Some(predictions) = &run.predictions {
+        let Predictions { over, under, over_tokens, under_tokens, .. } = predictions;
+        line.push_str(&format!(
+            "\n  {:<18} cached tokens as predicted in {:.1} % of requests, fewer in {over} by {over_tokens} in all, more in \
+             {under} by {under_tokens}",
+            "",
+            predictions.share() * 100.0
+        ));
+    }
+    line
 }
 
 const BAR_CELLS: usize = 30;
@@ -448,11 +489,12 @@ mod tests {
         ];
         let trace = Trace { name: "t".to_owned(), block_tokens: 16, sessions };
         let gateway = Gateway {
-            url: format!("http://{}", replica.address),
+            urls: vec![format!("http://{}", replica.address)],
             model: "mock".to_owned(),
             session_header: "x-session-id".to_owned(),
             head_header: "x-prompt-head".to_owned(),
             replica_header: "x-mock-replica".to_owned(),
+            explain: None,
             patience: Duration::from_secs(20),
             ignore_eos: true,
         };
@@ -479,6 +521,19 @@ mod tests {
             let cached: Vec<u64> = samples.iter().map(|sample| sample.cached_tokens).collect();
             assert_eq!(cached, [0, 32, 32], "{form:?}");
         }
+    }
+
+    #[track_caller]
+    fn check_predicted(explanation: &str, expected: Option<u64>) {
+        assert_eq!(predicted(explanation), expected);
+    }
+
+    #[test]
+    fn the_chosen_replicas_overlap_is_what_was_expected() {
+        let two = "reason=prefix, prompt_tokens=90; replica=a:1, overlap_tokens=64, cost_s=0.0001; \
+                   replica=b:1, overlap_tokens=0, cost_s=0.1";
+        check_predicted(two, Some(64));
+        check_predicted("reason=prompt, prompt_tokens=0", None);
     }
 
     #[test]

@@ -72,9 +72,9 @@ enum Action {
 /// How to play.
 #[derive(Args)]
 struct LiveArgs {
-    /// The gateway, as http://host:port.
-    #[arg(long)]
-    url: String,
+    /// The gateway, as http://host:port. Where it is repeated each request goes to any of them, also those of one session.
+    #[arg(long = "url", value_name = "URL", required = true)]
+    urls: Vec<String>,
     /// What to play: `conversations`, `no_reuse`, or what `warmpath-replay trace` knows.
     #[arg(long, default_value = "conversations")]
     workload: String,
@@ -116,6 +116,9 @@ struct LiveArgs {
     /// Response header that names the replica.
     #[arg(long, default_value = "x-mock-replica")]
     replica_header: String,
+    /// The secret of the filter's `explain`: what it expected to be cached is compared with what was.
+    #[arg(long, value_name = "SECRET")]
+    explain: Option<String>,
     /// Seconds after which a request is given up. Shorter than a run, it hides how slow a policy can be.
     #[arg(long, default_value_t = 40.0)]
     patience: f64,
@@ -185,11 +188,12 @@ async fn live(args: LiveArgs) -> Result<(), String> {
         _ => Vec::new(),
     };
     let gateway = live::Gateway {
-        url: args.url,
+        urls: args.urls,
         model: args.model,
         session_header: args.session_header,
         head_header: args.head_header,
         replica_header: args.replica_header,
+        explain: args.explain,
         patience: seconds(args.patience)?,
         ignore_eos: args.ignore_eos,
     };
@@ -197,6 +201,7 @@ async fn live(args: LiveArgs) -> Result<(), String> {
     let samples = live::play(script, gateway, &args.policy).await?;
     let mut run = stats::Run::of(&args.policy, &workload, &samples);
     run.count_idle_replicas(&runs);
+    run.predictions = stats::Predictions::of(&samples);
     let lag = stats::Quantiles::of(samples.iter().map(|sample| sample.lag).collect());
     eprintln!("  {}", live::summary(&run, lag));
     let errors = run.errors;

@@ -85,6 +85,63 @@ fn rounded(milliseconds: f64) -> f64 {
     (milliseconds * 1e3).round() / 1e3
 }
 
+/// How what a policy expected to be cached compares with what was.
+#[derive(Debug, Clone, Copy, Default, PartialEq, Eq)]
+pub struct Predictions {
+    /// Answers with exactly as many cached tokens as expected.
+    pub equal: u64,
+    /// Answers with fewer.
+    pub over: u64,
+    /// Answers with more.
+    pub under: u64,
+    /// Tokens that were expected in vain.
+    pub over_tokens: u64,
+    /// Tokens that were cached and not expected.
+    pub under_tokens: u64,
+}
+
+impl Predictions {
+    /// Of the answered requests; `None` where nothing was expected of any.
+    pub fn of(samples: &[Sample]) -> Option<Self> {
+        let mut all = Self::default();
+        for sample in samples.iter().filter(|sample| sample.error.is_none()) {
+            let Some(predicted) = sample.predicted_tokens else { continue };
+            let over = predicted.saturating_sub(sample.cached_tokens);
+            let under = sample.cached_tokens.saturating_sub(predicted);
+            all.equal += u64::from(over == 0 && under == 0);
+            all.over += u64::from(over > 0);
+            all.under += u64::from(under > 0);
+            all.over_tokens += over;
+            all.under_tokens += under;
+        }
+        (all != Self::default()).then_some(all)
+    }
+
+    /// Answers as expected in all, 0 to 1.
+    pub fn share(&self) -> f64 {
+        self.equal as f64 / (self.equal + self.over + self.under).max(1) as f64
+    }
+
+    fn to_json(self) -> Value {
+        let Self { equal, over, under, over_tokens, under_tokens } = self;
+        json!({
+            "equal": equal, "over": over, "under": under,
+            "over_tokens": over_tokens, "under_tokens": under_tokens,
+        })
+    }
+
+    fn from_json(value: &Value) -> Option<Self> {
+        let number = |key: &str| value.get(key)?.as_u64();
+        Some(Self {
+            equal: number("equal")?,
+            over: number("over")?,
+            under: number("under")?,
+            over_tokens: number("over_tokens")?,
+            under_tokens: number("under_tokens")?,
+        })
+    }
+}
+
 /// One policy's run of one workload.
 #[derive(Debug, Clone, Default, PartialEq)]
 pub struct Run {
@@ -108,6 +165,8 @@ pub struct Run {
     pub whole: Quantiles,
     /// Answered requests by replica.
     pub requests_per_replica: BTreeMap<String, u64>,
+    /// Where the policy says what it expects.
+    pub predictions: Option<Predictions>,
 }
 
 impl Run {
@@ -132,6 +191,7 @@ impl Run {
             gap: Quantiles::of_gaps(answered.iter().map(|s| &s.gaps)),
             whole: Quantiles::of(answered.iter().map(|s| s.whole).collect()),
             requests_per_replica,
+            predictions: None,
         }
     }
 
@@ -152,7 +212,7 @@ impl Run {
 
     /// The record as it stands in the JSON file.
     pub fn to_json(&self) -> Value {
-        json!({
+        let mut record = json!({
             "policy": self.policy,
             "workload": self.workload,
             "requests": self.requests,
@@ -164,7 +224,11 @@ impl Run {
             "itl_ms": self.gap.to_json(),
             "e2e_ms": self.whole.to_json(),
             "requests_per_replica": self.requests_per_replica,
-        })
+        });
+        if let (Some(predictions), Some(fields)) = (self.predictions, record.as_object_mut()) {
+            fields.insert("predictions".to_owned(), predictions.to_json());
+        }
+        record
     }
 
     /// Reads a record back; `None` when a field is missing or of another type.
@@ -185,6 +249,7 @@ impl Run {
             gap: quantiles("itl_ms")?,
             whole: quantiles("e2e_ms")?,
             requests_per_replica: counts.collect::<Option<_>>()?,
+            predictions: value.get("predictions").and_then(Predictions::from_json),
         })
     }
 }
@@ -247,6 +312,29 @@ mod tests {
     #[test]
     fn the_hit_rate_of_nothing_is_zero() {
         assert_eq!(Run::of("p", "w", &[]).hit_rate(), 0.0);
+    }
+
+    #[test]
+    fn what_was_expected_is_compared_where_something_was() {
+        assert_eq!(Predictions::of(&[sample("a", 100, 80)]), None);
+        let expected = |cached, predicted, error: Option<&str>| Sample {
+            predicted_tokens: Some(predicted),
+            error: error.map(str::to_owned),
+            ..sample("a", 100, cached)
+        };
+        let samples = [
+            expected(80, 80, None),
+            expected(0, 0, None),
+            expected(16, 80, None),
+            expected(48, 32, None),
+            expected(0, 80, Some("503")),
+        ];
+        let predictions = Predictions::of(&samples).unwrap();
+        let (over_tokens, under_tokens) = (64, 16);
+        let all = Predictions { equal: 2, over: 1, under: 1, over_tokens, under_tokens };
+        assert_eq!((predictions, predictions.share()), (all, 0.5));
+        let run = Run { predictions: Some(predictions), ..Run::of("p", "w", &samples) };
+        assert_eq!(Run::from_json(&run.to_json()), Some(run));
     }
 
     #[test]

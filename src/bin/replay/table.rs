@@ -6,7 +6,7 @@ use std::fmt::Write as _;
 use std::path::Path;
 
 /// Policies in the order of the table, with what each is.
-const POLICIES: [(&str, &str, &str); 17] = [
+const POLICIES: [(&str, &str, &str); 20] = [
     ("random", "random", "Envoy's RANDOM"),
     ("round_robin", "round robin", "Envoy's ROUND_ROBIN"),
     (
@@ -44,6 +44,17 @@ const POLICIES: [(&str, &str, &str); 17] = [
         "an assignment that knows the future, by which hit rates are measured",
     ),
     ("warmpath", "Warmpath", "this filter; no help from the client"),
+    ("warmpath_agents", "Warmpath, agents", "this filter, told by agents what replicas hold"),
+    (
+        "warmpath_gateways",
+        "Warmpath, gateways",
+        "several gateways, each with this filter; any request may come to any",
+    ),
+    (
+        "warmpath_gateways_agents",
+        "Warmpath, gateways, agents",
+        "the same, told by agents what replicas hold",
+    ),
 ];
 
 /// Reads a list of records.
@@ -106,6 +117,16 @@ fn rows(runs: &[&Run]) -> Vec<Vec<String>> {
     ];
     let mut rows = vec![heading.map(str::to_owned).to_vec()];
     rows.extend(runs.iter().map(|run| row(run)));
+    if runs.iter().any(|run| run.predictions.is_some()) {
+        let shares = runs.iter().map(|run| {
+            let share = run.predictions.map(|predictions| predictions.share() * 100.0);
+            share.map_or_else(String::new, |share| format!("{share:.1} %"))
+        });
+        let cells = std::iter::once("cached as predicted".to_owned()).chain(shares);
+        for (row, cell) in rows.iter_mut().zip(cells) {
+            row.insert(2, cell);
+        }
+    }
     rows
 }
 
@@ -170,7 +191,7 @@ pub fn align(rows: &[Vec<String>]) -> String {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::stats::Sample;
+    use crate::stats::{Predictions, Sample};
     use std::time::Duration;
 
     fn run(policy: &str, workload: &str) -> Run {
@@ -209,6 +230,16 @@ mod tests {
         assert_eq!(text.matches("requests per policy").count(), 2);
         assert_eq!(text.matches("this filter").count(), 1);
         assert!(!text.contains("ROUND_ROBIN"));
+    }
+
+    #[test]
+    fn predictions_have_a_column_where_there_are_any() {
+        let plain = run("round_robin", "w");
+        let predictions = Predictions { equal: 97, over: 3, ..Predictions::default() };
+        let told = Run { predictions: Some(predictions), ..run("warmpath_agents", "w") };
+        assert!(!render(std::slice::from_ref(&plain)).contains("as predicted"));
+        let text = render(&[plain, told]);
+        assert!(text.contains("cached as predicted") && text.contains("97.0 %"), "{text}");
     }
 
     #[test]
