@@ -29,6 +29,10 @@
 #       loaded and after some traffic. A FOLDER is a Hugging Face model folder; default: those of the golden tests
 #       that are there. With fewer than three, some are loaded more than once, from files of their own.
 #
+#   scripts/bench.sh events [BLOCKS_A_SECOND] [SECONDS]
+#       What warmpath-agent takes to follow an engine that stores and removes 20,000 blocks a second, over real sockets,
+#       while a reader asks for what is new. It fails where the reader does not know what is held. Linux only.
+#
 # ENVOY_BIN names an Envoy to use in place of the pinned one. Compare figures within one run only.
 set -euo pipefail
 cd "$(dirname "${BASH_SOURCE[0]}")/.."
@@ -39,11 +43,17 @@ usage() {
 }
 
 case ${1:-} in
-requests | stages | polls | tokenizers | memory) command=$1 && shift ;;
+requests | stages | polls | tokenizers | memory | events) command=$1 && shift ;;
 '' | --quick | --json | --connections | --seed | --model) command=requests ;;
 *) usage ;;
 esac
 target=${CARGO_TARGET_DIR:-target}
+
+if [ "$command" = events ]; then
+    cargo build --quiet --profile quick --features demo --bin warmpath-agent --example events
+    exec "$target/quick/examples/events" "$target/quick/warmpath-agent" "$@"
+fi
+
 envoy=$(scripts/envoy.sh)
 cargo build --quiet --profile quick --features tools --bin warmpath-prepare
 

@@ -558,6 +558,24 @@ pub const LOG_ORPHANED: Metric = Metric::counter(
     &[],
     "Log records whose parent block is not held here (any more)",
 );
+/// Missed reports.
+pub const OBSERVED_GAPS: Metric = Metric::counter(
+    "warmpath_observed_gaps_total",
+    &[],
+    "Updates of replicas' cache reports that a VM missed: until it has a snapshot, those replicas are taken for what was routed there",
+);
+/// Reported blocks left out.
+pub const OBSERVED_CUT: Metric = Metric::counter(
+    "warmpath_observed_cut_blocks_total",
+    &[],
+    "Blocks that replicas reported and that were left out: more than a VM remembers of one replica, in too many branches, or behind blocks that it does not hold",
+);
+/// Contradicted reports.
+pub const OBSERVED_CONTRADICTED: Metric = Metric::counter(
+    "warmpath_observed_contradicted_total",
+    &[],
+    "Answers that found less cached than the replica had reported, as is so where it evicted since its last report; the reports are believed all the same",
+);
 /// Unsupported topology.
 pub const UNSUPPORTED_TOPOLOGY: Metric = Metric::gauge(
     "warmpath_unsupported_topology",
@@ -648,6 +666,9 @@ pub const ALL: &[Metric] = &[
     TOKENIZER_STEP,
     LOG_LAPPED,
     LOG_ORPHANED,
+    OBSERVED_GAPS,
+    OBSERVED_CUT,
+    OBSERVED_CONTRADICTED,
     SNAPSHOTS,
     UNSUPPORTED_TOPOLOGY,
     DROPPED_SAMPLES,

@@ -13,7 +13,7 @@ mod write;
 
 pub use pieces::{Piece, Pieces};
 pub use read::{Report, ReportError};
-pub use write::{Changes, write, write_encoded};
+pub use write::{Changes, write, write_head};
 
 use crate::replicas::stats;
 use crate::tokens::blocks::{BlockHash, BlockSize};

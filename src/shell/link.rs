@@ -74,6 +74,8 @@ impl Link {
         let counts = self.take_counts();
         meters::add(&metrics::LOG_LAPPED, &[], counts.lapped);
         meters::add(&metrics::LOG_ORPHANED, &[], counts.orphaned);
+        meters::add(&metrics::OBSERVED_GAPS, &[], counts.gaps);
+        meters::add(&metrics::OBSERVED_CUT, &[], counts.cut);
         meters::add(&metrics::HOST_ERRORS, &[], counts.refused);
         let snapshots = counts.snapshots;
         for (result, count) in [
@@ -87,29 +89,5 @@ impl Link {
                 meters::add(&metrics::SNAPSHOTS, &[result], count);
             }
         }
-    }
-}
-
-// STUB
-impl Link {
-    pub fn observed_position(
-        &self,
-        _id: crate::replicas::ReplicaId,
-    ) -> Option<crate::report::Position> {
-        None
-    }
-    pub fn observe(
-        &mut self,
-        _id: crate::replicas::ReplicaId,
-        _from: Option<crate::report::Position>,
-        _to: crate::report::Position,
-        _changes: Vec<crate::report::Change>,
-    ) {
-    }
-    pub fn unobserve(&mut self, _id: crate::replicas::ReplicaId) {}
-}
-impl crate::index::PrefixIndex {
-    pub fn observed_blocks(&self, _id: crate::replicas::ReplicaId) -> usize {
-        0
     }
 }
