@@ -220,6 +220,17 @@ impl Config {
         self.text.replace_range(range, text);
     }
 
+    /// Puts these endpoints in the place of a cluster's.
+    pub fn set_endpoints(&mut self, name: &str, places: &[SocketAddr]) {
+        let section = self.cluster(name);
+        let (head, _) = section.split_once("      - lb_endpoints:").expect("endpoints");
+        let mut text = format!("{head}      - lb_endpoints:\n");
+        for place in places {
+            text.push_str(&format!("        - {}\n", endpoint(place)));
+        }
+        self.set_cluster(name, &text);
+    }
+
     /// Adds fields to a cluster.
     pub fn add_to_cluster(&mut self, name: &str, fields: &str) {
         let at = "    connect_timeout: 1s\n";
