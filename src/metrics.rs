@@ -340,6 +340,13 @@ pub const TTFT: Metric = Metric {
     labels: &["class"],
     help: "Milliseconds from the routing decision to the first content event of a streamed answer",
 };
+/// Pace of an answer.
+pub const TOKEN_TIME: Metric = Metric {
+    name: "warmpath_inter_token_us",
+    kind: Kind::Histogram,
+    labels: &["class"],
+    help: "Microseconds from one token of a streamed answer to the next, on average over the answer; only where it has two or more",
+};
 /// Cost of a decision.
 pub const DECISION: Metric = Metric::histogram(
     "warmpath_decision_us",
@@ -357,6 +364,42 @@ pub const POLLS: Metric = Metric::counter(
     "warmpath_polls_total",
     &["target", "result"],
     "Calls of the poller: admin, metrics or models; answered (ok), without all the numbers that routing goes by (incomplete), failed, too_large, or unreadable",
+);
+/// Cache reports by what came of them.
+pub const REPORTS: Metric = Metric::counter(
+    "warmpath_cache_reports_total",
+    &["result"],
+    "Answers of agents, by what they were: changes, unchanged or snapshot (a resync: all that is cached, at first and whenever the agent starts anew), all taken in; restarted (the first of a new process, which is asked for all once more), unused (its blocks cannot be used), out_of_order or deferred (asked again); late (of a replica that is gone); or no report: failed, refused (401, 403), timed_out, cut (its end did not come in time, or within 32 MiB), too_large, foreign (something else), other_version, damaged",
+);
+/// Size of reports.
+pub const REPORT_BYTES: Metric = Metric::counter(
+    "warmpath_cache_report_bytes_total",
+    &[],
+    "Bytes of agents' answers that were read",
+);
+/// Agents that are not believed any more.
+pub const REPORT_FALLBACKS: Metric = Metric::counter(
+    "warmpath_cache_report_fallbacks_total",
+    &["reason"],
+    "Times that a replica's agent could not be believed any more, so that it is taken to hold what was sent there: silent (no report for lost_after_ms), deaf (the agent does not hear its engine), damaged (a report that was wrong far behind), other_model, other_block_size, tenants",
+);
+/// Agents by what they are to their replicas.
+pub const AGENTS: Metric = Metric::gauge(
+    "warmpath_agents",
+    &["cluster", "state"],
+    "Replicas by their agents: reporting (what it says is what the replica holds), load_only (its blocks are not the filter's: another model's or of another size, or tenant_header is set), deaf (it does not hear its engine), lost (it has stopped reporting), unheard (there may be none)",
+);
+/// Blocks by the agent's account.
+pub const REPLICA_OBSERVED: Metric = Metric::gauge(
+    "warmpath_replica_observed_blocks",
+    &["cluster", "replica"],
+    "KV blocks that the replica holds by its agent's account; 0 without one",
+);
+/// Age of the cache report.
+pub const REPLICA_CACHE_REPORT_AGE: Metric = Metric::gauge(
+    "warmpath_replica_cache_report_age_ms",
+    &["cluster", "replica"],
+    "Milliseconds since the last report of the replica's agent; absent before the first",
 );
 /// Members that found no place.
 pub const UNPLACED_REPLICAS: Metric = Metric::gauge(
@@ -472,6 +515,48 @@ pub const REPLICA_BLOCK_SIZE: Metric = Metric::gauge(
     &["cluster", "replica"],
     "Tokens per KV block, as the replica says, by which its prompts are matched; absent where it does not, and default_block_size is taken",
 );
+/// Hits by replica.
+pub const REPLICA_CACHED_TOKENS: Metric = Metric::counter(
+    "warmpath_replica_cached_tokens_total",
+    &["cluster", "replica"],
+    "Tokens of prompts predicted to come from this replica's cache, of those that were sent there",
+);
+/// Whom to drain.
+pub const REPLICA_DRAIN_RANK: Metric = Metric::gauge(
+    "warmpath_replica_drain_rank",
+    &["cluster", "replica"],
+    "Only with scaling: 1 where a drain would cost least (the cache spared the fewest tokens lately; of equal ones, it holds the fewest blocks), then 2, 3...; 0 for those that get no requests",
+);
+/// Promises kept.
+pub const FIRST_TOKENS: Metric = Metric::counter(
+    "warmpath_first_tokens_total",
+    &["cluster", "result"],
+    "Only with scaling.first_token_ms: streamed answers by whether their first content event came within that time, or late",
+);
+/// How many replicas.
+pub const RECOMMENDED_REPLICAS: Metric = Metric::gauge(
+    "warmpath_recommended_replicas",
+    &["cluster"],
+    "Only with scaling: replicas that the load asks for, with hysteresis and bounds",
+);
+/// How many of them are guessed.
+pub const SCALING_UNHEARD: Metric = Metric::gauge(
+    "warmpath_scaling_unheard_replicas",
+    &["cluster"],
+    "Only with scaling: replicas that get requests and whose load is not known; while there are any they neither add to the line above nor take from it, and where it is nobody's, the last number stands",
+);
+/// By what.
+pub const SCALING_PRESSURE: Metric = Metric::gauge(
+    "warmpath_scaling_pressure_percent",
+    &["cluster", "kind"],
+    "Only with scaling: what replicas have on average beside what each is to have, which is 100: time spent on prompts (prefill), prompts that wait (backlog), requests queued (queue), KV blocks held by running requests (kv), late first tokens (first_token, where 100 is 1 %)",
+);
+/// Work that waits.
+pub const SCALING_BACKLOG: Metric = Metric::gauge(
+    "warmpath_scaling_backlog_ms",
+    &["cluster"],
+    "Only with scaling: milliseconds of prompts that wait to be computed, on average over the replicas that get requests",
+);
 /// Live VMs.
 pub const VMS: Metric = Metric::gauge(
     "warmpath_vms",
@@ -521,6 +606,24 @@ pub const LOG_ORPHANED: Metric = Metric::counter(
     "warmpath_log_orphaned_total",
     &[],
     "Log records whose parent block is not held here (any more)",
+);
+/// Missed reports.
+pub const OBSERVED_GAPS: Metric = Metric::counter(
+    "warmpath_observed_gaps_total",
+    &[],
+    "Updates of replicas' cache reports that a VM missed: until it has a snapshot, those replicas are taken for what was routed there",
+);
+/// Reported blocks left out.
+pub const OBSERVED_CUT: Metric = Metric::counter(
+    "warmpath_observed_cut_blocks_total",
+    &[],
+    "Blocks that replicas reported and that were left out: more than a VM remembers of one replica, in too many branches, or behind blocks that it does not hold",
+);
+/// Contradicted reports.
+pub const OBSERVED_CONTRADICTED: Metric = Metric::counter(
+    "warmpath_observed_contradicted_total",
+    &[],
+    "Answers that found less cached than the replica had reported, as is so where it evicted since its last report; the reports are believed all the same",
 );
 /// Unsupported topology.
 pub const UNSUPPORTED_TOPOLOGY: Metric = Metric::gauge(
@@ -575,9 +678,16 @@ pub const ALL: &[Metric] = &[
     STRIKES,
     SUSPENSIONS,
     TTFT,
+    TOKEN_TIME,
     DECISION,
     CALLBACK,
     POLLS,
+    REPORTS,
+    REPORT_BYTES,
+    REPORT_FALLBACKS,
+    AGENTS,
+    REPLICA_OBSERVED,
+    REPLICA_CACHE_REPORT_AGE,
     UNPLACED_REPLICAS,
     RESTARTS,
     REPLICAS,
@@ -597,6 +707,13 @@ pub const ALL: &[Metric] = &[
     REPLICA_SHADOW,
     REPLICA_CAPACITY,
     REPLICA_BLOCK_SIZE,
+    REPLICA_CACHED_TOKENS,
+    REPLICA_DRAIN_RANK,
+    FIRST_TOKENS,
+    RECOMMENDED_REPLICAS,
+    SCALING_UNHEARD,
+    SCALING_PRESSURE,
+    SCALING_BACKLOG,
     VMS,
     VM_MEMORY,
     MEMO_PROMPTS,
@@ -606,6 +723,9 @@ pub const ALL: &[Metric] = &[
     TOKENIZER_STEP,
     LOG_LAPPED,
     LOG_ORPHANED,
+    OBSERVED_GAPS,
+    OBSERVED_CUT,
+    OBSERVED_CONTRADICTED,
     SNAPSHOTS,
     UNSUPPORTED_TOPOLOGY,
     DROPPED_SAMPLES,
