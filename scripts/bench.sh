@@ -14,6 +14,11 @@
 #       the decision for one of 10,000 tokens, with 8 and 64 full replicas that hold nothing of it, all, or a part each,
 #       against hashing its blocks; --only decide is that alone.
 #
+#   scripts/bench.sh polls [--seconds N] [--json FILE] [--seed N] [--model FOLDER]
+#       What it costs to ask the agents of 64 idle replicas for their cache reports: CPU of an Envoy that is asked nothing,
+#       with agents as shipped, with each asked every 200 ms, with /metrics in their place and with neither, against
+#       proxying requests. It fails where the poll costs 5 % of that. A minute.
+#
 #   scripts/bench.sh tokenizers [FOLDER]...
 #       Loads tokenizers from tokenizer.json and from the prepared form: time, longest stall of a worker,
 #       memory of a VM and of Envoy with one and four workers. A FOLDER is a Hugging Face model folder, or
@@ -23,6 +28,10 @@
 #       Resident memory of Envoy with 1, 4 and 16 workers, without the filter and with 1 and 3 models, when all is
 #       loaded and after some traffic. A FOLDER is a Hugging Face model folder; default: those of the golden tests
 #       that are there. With fewer than three, some are loaded more than once, from files of their own.
+#
+#   scripts/bench.sh events [BLOCKS_A_SECOND] [SECONDS]
+#       What warmpath-agent takes to follow an engine that stores and removes 20,000 blocks a second, over real sockets,
+#       while a reader asks for what is new. It fails where the reader does not know what is held. Linux only.
 #
 # ENVOY_BIN names an Envoy to use in place of the pinned one. Compare figures within one run only.
 set -euo pipefail
@@ -34,11 +43,17 @@ usage() {
 }
 
 case ${1:-} in
-requests | stages | tokenizers | memory) command=$1 && shift ;;
+requests | stages | polls | tokenizers | memory | events) command=$1 && shift ;;
 '' | --quick | --json | --connections | --seed | --model) command=requests ;;
 *) usage ;;
 esac
 target=${CARGO_TARGET_DIR:-target}
+
+if [ "$command" = events ]; then
+    cargo build --quiet --profile quick --features demo --bin warmpath-agent --example events
+    exec "$target/quick/examples/events" "$target/quick/warmpath-agent" "$@"
+fi
+
 envoy=$(scripts/envoy.sh)
 cargo build --quiet --profile quick --features tools --bin warmpath-prepare
 
@@ -51,6 +66,15 @@ if [ "$command" = requests ]; then
     exec python3 scripts/bench/requests.py --envoy "$envoy" \
         --wasm "${WARMPATH_WASM:-$target/wasm32-wasip1/release/warmpath.wasm}" \
         --copy "$target/wasm32-wasip1/quick/examples/hold_and_copy.wasm" \
+        --prepare "$target/quick/warmpath-prepare" --traffic "$target/quick/examples/traffic" "$@"
+fi
+
+if [ "$command" = polls ]; then
+    [ -n "${WARMPATH_WASM:-}" ] || cargo build --quiet --release --lib --target wasm32-wasip1
+    cargo build --quiet --profile quick --features demo --example traffic
+    target=$(cd "$target" && pwd)
+    exec python3 scripts/bench/polls.py --envoy "$envoy" \
+        --wasm "${WARMPATH_WASM:-$target/wasm32-wasip1/release/warmpath.wasm}" \
         --prepare "$target/quick/warmpath-prepare" --traffic "$target/quick/examples/traffic" "$@"
 fi
 

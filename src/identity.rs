@@ -89,18 +89,24 @@ impl Identity {
     /// Where the chains of its prompts start.
     pub fn seed(&self, config: &Config, cache_salt: Option<&str>, tenant: &Tenant) -> ChainSeed {
         let own_name = config.model_names(self.index).first().map_or("", String::as_str);
-        let mut seed = ChainSeed::new(own_name, cache_salt);
-        if let Some(roots) = &self.adapter {
-            let name = self.names.first().map_or("", String::as_str);
-            let roots: Vec<u8> = roots.iter().flat_map(|root| root.to_le_bytes()).collect();
-            seed = seed.apart("adapter", &[name.as_bytes(), &roots]);
-        }
+        let name = self.names.first().map_or("", String::as_str);
+        let adapter = self.adapter.as_ref().map(|roots| (name, roots.as_slice()));
+        let seed = seed_of(own_name, cache_salt, adapter);
         match tenant {
             Tenant::One => seed,
             Tenant::Named(name) => seed.apart("tenant", &[name]),
             Tenant::Unnamed => seed.apart("tenant", &[]),
         }
     }
+}
+
+/// Where the chains of a base model's prompts start, or those of an adapter on it: its name, and what its files' paths hash
+/// to, in order.
+pub fn seed_of(base: &str, cache_salt: Option<&str>, adapter: Option<(&str, &[u64])>) -> ChainSeed {
+    let seed = ChainSeed::new(base, cache_salt);
+    let Some((name, roots)) = adapter else { return seed };
+    let roots: Vec<u8> = roots.iter().flat_map(|root| root.to_le_bytes()).collect();
+    seed.apart("adapter", &[name.as_bytes(), &roots])
 }
 
 /// What the replicas of a cluster list under one name.

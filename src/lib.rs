@@ -19,13 +19,16 @@
 //!    load asks for.
 //! 7. `shell`, in wasm only, does the host calls; [`loaded`] is what its configurations share.
 //!
-//! None of it but the shell has a clock, chance, I/O or globals. `mock` (feature `demo`) is a
+//! None of it but the shell has a clock, chance, I/O or globals. `agent` (feature `agent`) makes cache reports of an engine's
+//! events. `mock` (feature `demo`) is a
 //! replica for tests and demos; of the modules above it shares those that read a prompt, and none
 //! that chooses.
 
 // Only the VM's allocator and the shell need `unsafe`, this for the clock as a number and for names that the linker goes by.
 #![cfg_attr(not(target_family = "wasm"), forbid(unsafe_code))]
 
+#[cfg(all(feature = "agent", not(target_family = "wasm")))]
+pub mod agent;
 #[cfg(target_family = "wasm")]
 mod allocator;
 pub mod budget;

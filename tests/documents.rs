@@ -166,12 +166,34 @@ fn variants_of_the_shipped_configuration_differ_where_they_say() {
     }
 }
 
+/// Those that find replicas by DNS have every line of the private variant, in its order, but for the places of files, how
+/// replicas are found and how often their health is asked for.
+#[test]
+fn configurations_by_dns_differ_where_they_say() {
+    let found = ["type: STATIC", "port_value: 800", "port_value: 900"];
+    let other = ["filename:", "interval: 2s", "- timeout: 2s", "\"max_body_bytes\""];
+    let differ = [found.as_slice(), other.as_slice()].concat();
+    let main = document("envoy/private-admin.yaml");
+    let main = main.replace(" # CHANGE", "");
+    for name in ["envoy/compose/envoy.yaml", "envoy/kubernetes/envoy.yaml"] {
+        let variant = document(name);
+        let mut lines = variant.lines();
+        let shared = main.lines().filter(|line| !line.trim_start().starts_with('#'));
+        for line in shared.filter(|line| !differ.iter().any(|differ| line.contains(differ))) {
+            assert!(lines.any(|other| other == line), "{name} lacks, or has elsewhere: {line}");
+        }
+        assert!(!variant.contains("port_value: 8001"), "{name}");
+        assert!(variant.matches("{address: replica, port_value: ").count() >= 2, "{name}");
+    }
+}
+
 #[test]
 fn every_path_that_a_document_names_exists() {
-    let (limits, operate) = ("docs/limits.md", "docs/operate.md");
-    let trouble = "docs/troubleshoot.md";
-    for name in ["README.md", "ARCHITECTURE.md", "CHANGELOG.md", limits, operate, trouble] {
-        let text = document(name);
+    let documents = ["install", "limits", "operate", "troubleshoot"];
+    let documents = documents.map(|name| format!("docs/{name}.md"));
+    let main = ["README.md", "ARCHITECTURE.md", "CHANGELOG.md"].map(str::to_owned);
+    for name in main.into_iter().chain(documents) {
+        let text = document(&name);
         let quoted = text.split('`').skip(1).step_by(2);
         let roots = ["src/", "tests/", "scripts/", "envoy/", ".ci/", "examples/", "docs/"];
         for path in quoted.filter(|path| roots.iter().any(|root| path.starts_with(root))) {
@@ -273,6 +295,30 @@ fn sources(folder: &Path) -> String {
         }
     }
     text
+}
+
+/// What is compiled into a program from beside `src` is what the image's build sees, too. (Tests' data is not compiled there.)
+#[test]
+fn the_images_build_has_every_file_that_is_compiled_in() {
+    let root = Path::new(env!("CARGO_MANIFEST_DIR"));
+    let allowed = document(".dockerignore");
+    let allowed: Vec<&str> = allowed.lines().filter_map(|line| line.strip_prefix('!')).collect();
+    let source = sources(&root.join("src"));
+    let mut files = 0;
+    for include in source.split("include_str!(\"").chain(source.split("include_bytes!(\"")).skip(1)
+    {
+        let Some((path, _)) = include.split_once('"') else { continue };
+        let path = path.trim_start_matches("../");
+        if !path.ends_with(".md") && !path.starts_with("envoy/") {
+            continue;
+        }
+        files += 1;
+        assert!(
+            allowed.iter().any(|allowed| path.starts_with(allowed)),
+            ".dockerignore keeps out {path}"
+        );
+    }
+    assert!(files > 0);
 }
 
 /// The names of all tests, and of the steps of `scripts/test.sh`.

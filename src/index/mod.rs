@@ -21,7 +21,7 @@ mod slab;
 mod transfer;
 mod tree;
 
-pub use observed::{CONFIRM_WITHIN, Room, Sighting, Tiers};
+pub use observed::{CONFIRM_WITHIN, Hearing, Room, Sighting};
 pub use shadow::Evicted;
 pub use transfer::Settling;
 

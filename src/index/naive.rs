@@ -292,7 +292,7 @@ impl Both {
     fn tell(&mut self, replica: ReplicaId, change: Change) {
         let mut told = Vec::new();
         let [hears, is_told] = &mut self.indices;
-        hears.observe(replica, ROOM, &change, &mut Tiers::default(), &mut told);
+        hears.observe(replica, ROOM, &change, &mut Hearing::default(), &mut told);
         for sighting in told {
             assert_eq!(is_told.sight(replica, ROOM, &sighting), Recorded::Held);
         }

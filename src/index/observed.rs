@@ -22,8 +22,9 @@ use std::time::Duration;
 /// is; doubled, what did not come about is counted on for twice as long.
 pub const CONFIRM_WITHIN: Duration = Duration::from_secs(5);
 
-/// Blocks that are looked through in the time in which one is put into the tree.
-const LOOKED_THROUGH: usize = 16;
+/// Blocks looked through for one piece of a report, and the rest of the last look: a millisecond. Engines compute behind ends,
+/// and of what other gateways send there few begin where nothing ended before. What is looked for beyond is left out.
+const MOST_LOOKED_THROUGH: usize = 1 << 20;
 
 /// Blocks removed by one change that are neither ends nor in front of one: nobody reports such. Each takes a look at all
 /// branches.
@@ -38,16 +39,18 @@ pub struct Room {
     pub most: usize,
 }
 
-/// The blocks of one replica that are in a slower tier, of which an index does not tell: a block is gone when it is in none.
-/// Only who hears reports knows this.
+/// What only who hears a replica's reports knows of it: which of its blocks are in a slower tier, since a block is gone when
+/// it is in none.
 #[derive(Debug, Default)]
-pub struct Tiers {
+pub struct Hearing {
     away: HashSet<BlockHash>,
     /// Of these, the ones that are at hand, too.
     both: HashSet<BlockHash>,
+    /// Blocks looked through for the present piece of a report.
+    looked: usize,
 }
 
-impl Tiers {
+impl Hearing {
     /// Notes that a block is in a tier. `is_held`: in whichever it was.
     fn stored(&mut self, block: BlockHash, tier: Tier, is_held: bool) {
         match tier {
@@ -69,14 +72,14 @@ impl Tiers {
         }
     }
 
-    /// Whether the replica has no slower tier, as far as it has said.
-    pub fn is_empty(&self) -> bool {
-        self.away.is_empty()
+    /// Whether the replica has a slower tier, as far as it has said.
+    pub fn has_tiers(&self) -> bool {
+        !self.away.is_empty()
     }
 
-    /// Forgets all.
-    pub fn clear(&mut self) {
-        *self = Self::default();
+    /// Before each piece of a report.
+    pub fn begin_piece(&mut self) {
+        self.looked = 0;
     }
 }
 
@@ -101,50 +104,51 @@ impl Sighting {
 
 /// What the replica itself says.
 impl PrefixIndex {
-    /// Takes in a change that a replica reports, and tells it for other indices. Returns what that took, in blocks.
+    /// Takes in a change that a replica reports, and tells it for other indices.
     pub fn observe(
         &mut self,
         replica: ReplicaId,
         room: Room,
         change: &Change,
-        tiers: &mut Tiers,
+        hearing: &mut Hearing,
         told: &mut Vec<Sighting>,
-    ) -> usize {
+    ) {
         let slot = self.slot(replica.observed());
         match change {
             Change::Stored { parent, blocks, tier } => {
                 let blocks = match tier {
-                    Tier::Offload => blocks.get(..room.most - tiers.away.len().min(room.most)),
+                    Tier::Offload => blocks.get(..room.most - hearing.away.len().min(room.most)),
                     Tier::Gpu => None,
                 }
                 .unwrap_or(blocks);
-                let (place, cost) = match *parent {
-                    None => (Some(Place::ROOT), 0),
-                    Some(parent) => self.tree.locate(slot, parent, blocks.first().copied()),
+                let next = blocks.first().copied();
+                let looked = &mut hearing.looked;
+                let place = match *parent {
+                    None => Some(Place::ROOT),
+                    Some(parent) => self.tree.locate(slot, parent, next, looked),
                 };
                 let Some(place) = place else {
                     self.cut += blocks.len() as u64;
-                    return cost + blocks.len();
+                    return;
                 };
-                if *tier == Tier::Offload || !tiers.is_empty() {
+                if *tier == Tier::Offload || hearing.has_tiers() {
                     let held = self.tree.follow(slot, place, blocks);
                     let held = self.depth(held).saturating_sub(self.depth(place));
                     for (at, block) in blocks.iter().enumerate().take(room.most) {
-                        tiers.stored(*block, *tier, at < held);
+                        hearing.stored(*block, *tier, at < held);
                     }
                 }
                 told.push(self.tree.told(place, blocks));
                 self.put(slot, room, place, blocks);
-                cost + blocks.len()
             }
             Change::Removed { blocks, tier } => {
                 let gone: Vec<BlockHash>;
                 let mut blocks = blocks;
-                if *tier == Tier::Offload || !tiers.is_empty() {
-                    gone = blocks.iter().copied().filter(|b| tiers.removed(*b, *tier)).collect();
+                if *tier == Tier::Offload || hearing.has_tiers() {
+                    gone = blocks.iter().copied().filter(|b| hearing.removed(*b, *tier)).collect();
                     blocks = &gone;
                 }
-                self.tree.remove(slot, blocks, told) + blocks.len()
+                self.tree.remove(slot, blocks, &mut hearing.looked, told);
             }
         }
     }
@@ -343,7 +347,7 @@ impl Tree {
         }
     }
 
-    /// The place behind a block that a replica holds, and what it took to find it. Ends and every [`STRIDE`]th block are
+    /// The place behind a block that a replica holds. Ends and every [`STRIDE`]th block are
     /// found at once; so is what `next` follows, if somebody is known to have that; else all that the replica has is looked
     /// through, what it had last first.
     fn locate(
@@ -351,27 +355,26 @@ impl Tree {
         slot: Slot,
         hash: BlockHash,
         next: Option<BlockHash>,
-    ) -> (Option<Place>, usize) {
+        looked: &mut usize,
+    ) -> Option<Place> {
         if let Some(hold) = self.ends.find(&self.segments, &self.holds, (slot, hash)) {
-            let place =
-                |hold: &super::tree::Hold| Place { segment: hold.segment, blocks: hold.held };
-            return (self.holds.get(hold).map(place), 0);
+            let hold = self.holds.get(hold)?;
+            return Some(Place { segment: hold.segment, blocks: hold.held });
         }
         let by_next =
             || self.in_front_of(next?).filter(|place| self.block_at(*place) == Some(hash));
         if let Some(place) = self.place_of(hash).or_else(by_next) {
             let hold = self.hold_of(place.segment, slot);
-            let is_held = hold.is_some_and(|at| self.is_held_at_least(at, place.blocks));
-            return (Some(place).filter(|_| is_held), 0);
+            return hold.filter(|at| self.is_held_at_least(*at, place.blocks)).map(|_| place);
         }
         let mut found = None;
-        let looked = self.look_through(slot, |place, block| {
+        self.look_through(slot, looked, |place, block| {
             if block == hash {
                 found = Some(place);
             }
             block == hash
         });
-        (found, looked / LOOKED_THROUGH)
+        found
     }
 
     fn block_at(&self, place: Place) -> Option<BlockHash> {
@@ -396,15 +399,16 @@ impl Tree {
         )
     }
 
-    /// Goes through all that a replica holds, branch by branch, until `is_enough`. Returns how many blocks that were.
+    /// Goes through all that a replica holds, branch by branch, until `is_enough` or too much was looked through.
     fn look_through(
         &self,
         slot: Slot,
+        looked: &mut usize,
         mut is_enough: impl FnMut(Place, BlockHash) -> bool,
-    ) -> usize {
-        let (mut seen, mut looked) = (HashSet::new(), 0);
+    ) {
+        let mut seen = HashSet::new();
         let mut next = self.shadow(slot).map_or(NONE, |shadow| shadow.newest);
-        while let Some(leaf) = self.holds.get(next) {
+        while let Some(leaf) = self.holds.get(next).filter(|_| *looked < MOST_LOOKED_THROUGH) {
             let (mut id, mut held) = (leaf.segment, leaf.held);
             next = leaf.older;
             // What is in front of a branch has not always a place of its own in the order.
@@ -412,29 +416,36 @@ impl Tree {
                 for at in 0..held {
                     let place = Place { segment: id, blocks: at + 1 };
                     if segment.block(at).is_some_and(|block| is_enough(place, block)) {
-                        return looked + at as usize;
+                        *looked += at as usize;
+                        return;
                     }
                 }
-                looked += held as usize;
+                // A branch of few blocks takes its time, too.
+                *looked += held as usize + 32;
                 id = segment.parent;
                 held = self.segments.get(id).map_or(0, super::tree::Segment::len);
             }
         }
-        looked
     }
 
-    /// Takes blocks from a replica, and what is behind them. Returns what it took to find them.
-    fn remove(&mut self, slot: Slot, blocks: &[BlockHash], told: &mut Vec<Sighting>) -> usize {
+    /// Takes blocks from a replica, and what is behind them.
+    fn remove(
+        &mut self,
+        slot: Slot,
+        blocks: &[BlockHash],
+        looked: &mut usize,
+        told: &mut Vec<Sighting>,
+    ) {
         let rest = self.remove_ends(slot, blocks, told);
         // They may have been named from the root on.
         let rest: Vec<BlockHash> = rest.into_iter().rev().collect();
         let rest = self.remove_ends(slot, &rest, told);
         if rest.is_empty() || self.shadow(slot).is_none_or(|shadow| shadow.held == 0) {
-            return 0;
+            return;
         }
         let rest: HashSet<BlockHash> = rest.into_iter().collect();
         let mut found = Vec::new();
-        let looked = self.look_through(slot, |place, block| {
+        self.look_through(slot, looked, |place, block| {
             if rest.contains(&block) {
                 found.push(place);
             }
@@ -453,7 +464,6 @@ impl Tree {
                 middles += 1;
             }
         }
-        looked / LOOKED_THROUGH
     }
 
     /// Takes those blocks that nothing follows, one after the other. Returns the others.

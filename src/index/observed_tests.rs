@@ -13,14 +13,14 @@ fn stored(parent: u64, blocks: &[u64]) -> Change {
 
 fn store(index: &mut PrefixIndex, parent: u64, blocks: &[u64]) -> Vec<Sighting> {
     let mut told = Vec::new();
-    index.observe(REPLICA, ROOM, &stored(parent, blocks), &mut Tiers::default(), &mut told);
+    index.observe(REPLICA, ROOM, &stored(parent, blocks), &mut Hearing::default(), &mut told);
     told
 }
 
 fn remove(index: &mut PrefixIndex, blocks: &[u64]) -> Vec<Sighting> {
     let mut told = Vec::new();
     let change = Change::Removed { blocks: hashes(blocks), tier: Tier::Gpu };
-    index.observe(REPLICA, ROOM, &change, &mut Tiers::default(), &mut told);
+    index.observe(REPLICA, ROOM, &change, &mut Hearing::default(), &mut told);
     told
 }
 
@@ -89,7 +89,7 @@ fn when_reports_end_the_last_one_is_what_the_shadow_goes_on_from() {
 
 #[test]
 fn a_block_is_gone_when_no_tier_has_it() {
-    let (mut index, mut tiers) = (PrefixIndex::new(), Tiers::default());
+    let (mut index, mut hearing) = (PrefixIndex::new(), Hearing::default());
     let mut say = |is_stored, from, to, tier: Tier, held| {
         let (parent, blocks) = ((from > 1).then(|| BlockHash(from - 1)), from..=to);
         let mut blocks = hashes(&blocks.collect::<Vec<u64>>());
@@ -99,7 +99,7 @@ fn a_block_is_gone_when_no_tier_has_it() {
             blocks.reverse();
             Change::Removed { blocks, tier }
         };
-        index.observe(REPLICA, ROOM, &change, &mut tiers, &mut Vec::new());
+        index.observe(REPLICA, ROOM, &change, &mut hearing, &mut Vec::new());
         check_overlap(&index, &[1, 2, 3, 4, 5, 6], held);
     };
     let (gpu, offload) = (Tier::Gpu, Tier::Offload);
@@ -138,7 +138,7 @@ fn a_report_of_more_than_there_is_room_for_is_cut_and_counted() {
             tier: Tier::Gpu,
         };
         let room = Room { most: 1000, ..ROOM };
-        index.observe(REPLICA, room, &change, &mut Tiers::default(), &mut Vec::new());
+        index.observe(REPLICA, room, &change, &mut Hearing::default(), &mut Vec::new());
     }
     assert_eq!(index.observed_blocks(REPLICA), 1000);
     assert_eq!(index.take_cut(), 99 * 30 - 1000);
@@ -203,7 +203,7 @@ impl Engine {
 }
 
 fn say(index: &mut PrefixIndex, replica: ReplicaId, change: &Change) {
-    index.observe(replica, ROOM, change, &mut Tiers::default(), &mut Vec::new());
+    index.observe(replica, ROOM, change, &mut Hearing::default(), &mut Vec::new());
 }
 
 /// Block `at` of a text. What is shared has the same number everywhere.

@@ -7,16 +7,24 @@
 //!
 //! This deliberately knows no engine, no connection and no index: `agent` writes reports, the filter's poller reads them.
 
+mod pieces;
 mod read;
 mod write;
 
+pub use pieces::{Piece, Pieces};
 pub use read::{Report, ReportError};
-pub use write::{Changes, write, write_encoded};
+pub use write::{Changes, write, write_head};
 
 use crate::replicas::stats;
 use crate::tokens::blocks::{BlockHash, BlockSize};
 use std::fmt;
 use std::str::FromStr;
+
+/// Where an agent answers with a report.
+pub const PATH: &str = "/v1/cache";
+
+/// The content type of a report.
+pub const CONTENT_TYPE: &str = "application/x-warmpath-cache-report";
 
 /// What each report begins with.
 const MAGIC: u32 = u32::from_le_bytes(*b"WPCR");

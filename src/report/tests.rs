@@ -163,7 +163,7 @@ fn a_report_that_is_cut_off_or_goes_on_is_none() {
 #[test]
 fn forged_changes_are_found_where_they_stand() {
     let change = |bytes: &[u8]| {
-        let body = write_encoded(&status(), None, AT, &[bytes]);
+        let body = [&write_head(&status(), None, AT, bytes.len()), bytes].concat();
         read(body, 2).unwrap_err()
     };
     let forged: [&[u8]; 5] = [

@@ -90,15 +90,16 @@ pub fn write(
     for change in changes {
         encoded.push(&change);
     }
-    write_encoded(status, since, position, &[encoded.as_slice()])
+    let changes = encoded.as_slice();
+    [&write_head(status, since, position, changes.len()), changes].concat()
 }
 
-/// A report of changes that are written already, in pieces.
-pub fn write_encoded(
+/// What stands in front of so many bytes of changes.
+pub fn write_head(
     status: &Status,
     since: Option<Position>,
     position: Position,
-    pieces: &[&[u8]],
+    changes_bytes: usize,
 ) -> Vec<u8> {
     let mut bytes = Writer::default();
     bytes.u32(MAGIC);
@@ -107,14 +108,8 @@ pub fn write_encoded(
     write_position(&mut bytes, position);
     let status = status_bytes(status);
     bytes.list(status.iter(), |bytes, byte| bytes.u8(*byte));
-    let length = pieces.iter().map(|piece| piece.len()).sum::<usize>();
-    bytes.u32(u32::try_from(length).unwrap_or(u32::MAX));
-    let mut bytes = bytes.finish();
-    bytes.reserve_exact(length);
-    for piece in pieces {
-        bytes.extend_from_slice(piece);
-    }
-    bytes
+    bytes.u32(u32::try_from(changes_bytes).unwrap_or(u32::MAX));
+    bytes.finish()
 }
 
 fn write_position(bytes: &mut Writer, position: Position) {

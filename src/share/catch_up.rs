@@ -6,7 +6,7 @@
 
 use super::link::Link;
 use super::log::still_has;
-use super::snapshot::{Dump, Head, Intake, Step};
+use super::snapshot::{Contained, Dump, Head, Intake, Step};
 use super::store::Store;
 use super::vm::{LogHead, VmState};
 use crate::replicas::Moment;
@@ -84,9 +84,10 @@ impl<S: Store> Link<S> {
     fn write_snapshot(&mut self, now: Moment) {
         let mut catch_up = std::mem::take(&mut self.catch_up);
         if catch_up.dump.is_none() && self.is_to_write(now) {
-            let logs = self.positions();
+            let standings = self.standings.iter().map(|(id, standing)| (*id, *standing));
+            let contained = Contained { logs: self.positions(), standings: standings.collect() };
             let id = (self.config.fingerprint, self.vm);
-            catch_up.dump = Dump::begin(&self.store, id, logs, &mut self.index, now);
+            catch_up.dump = Dump::begin(&self.store, id, contained, &mut self.index, now);
         }
         if let Some(dump) = &mut catch_up.dump {
             let step = dump.step(&self.store, &mut self.index, now);
@@ -142,8 +143,9 @@ impl<S: Store> Link<S> {
             Some(Step::Done | Step::Cut) => {
                 if let Some(intake) = catch_up.intake.take() {
                     self.counts.snapshots.taken += 1;
-                    let (index, logs) = intake.finish();
-                    self.go_on_from(index, &logs);
+                    let (index, contained) = intake.finish();
+                    let standings = contained.standings.into_iter().collect();
+                    self.go_on_from(index, &contained.logs, standings);
                     catch_up.knowledge = Knowledge::Full;
                 }
             }
@@ -157,7 +159,11 @@ impl<S: Store> Link<S> {
     /// Whether a snapshot can be read now and the logs hold what came after it.
     fn is_of_use(&self, head: &Head, spoilt: Option<u64>) -> bool {
         let at = |slot: u32| {
-            head.logs.iter().find(|(other, _)| *other == slot).map_or(LogHead::default(), |l| l.1)
+            head.contained
+                .logs
+                .iter()
+                .find(|(other, _)| *other == slot)
+                .map_or(LogHead::default(), |l| l.1)
         };
         head.is_complete
             && head.header.fingerprint == self.config.fingerprint

@@ -5,14 +5,15 @@
 //! taken by [`Link::take_counts`].
 
 use super::catch_up::{CatchUp, Knowledge, SnapshotCounts};
-use super::log::{Fate, LogReader, Record};
+use super::log::{Entry, Fate, LogReader, Record};
+use super::observed::{self, Standing};
 use super::slot::OwnSlot;
 use super::store::Store;
 use super::table::{self, Marks, Published, Refusal};
 use super::vm::{LogHead, VmState, VmTraits};
 use super::{MAX_VM_SLOTS, learned, learned_key, slot_key};
 use crate::charge::Charges;
-use crate::index::PrefixIndex;
+use crate::index::{Hearing, PrefixIndex};
 use crate::learn::pending::Pending;
 use crate::learn::sizing::Evidence;
 use crate::learn::{Answered, Learned, Lesson, Lessons, Rates};
@@ -42,6 +43,10 @@ pub struct Counts {
     pub lapped: u64,
     /// Records whose parent block is not held.
     pub orphaned: u64,
+    /// Updates of replicas' reports that were missed.
+    pub gaps: u64,
+    /// Blocks that replicas reported and that were left out.
+    pub cut: u64,
     /// Writes that the store refused.
     pub refused: u64,
     /// What became of snapshots.
@@ -97,12 +102,20 @@ pub struct Link<S> {
     peers: Vec<Peer>,
     /// Whose log is read first: while there is more to read than at once, all have their turn.
     first_peer: usize,
-    /// Records whose parent may still come, in a log that is read later.
-    pub(super) orphans: Vec<Record>,
-    /// Records of this VM that are not in its log yet.
-    pub(super) unlogged: Vec<Record>,
-    /// Records in the log, behind the head that was last published.
-    pub(super) unpublished: Vec<Record>,
+    /// Entries that continue what may still come, in a log that is read later.
+    pub(super) orphans: Vec<Entry>,
+    /// Since when there are updates among them.
+    pub(super) waits_since: Option<Moment>,
+    /// Entries of this VM that are not in its log yet.
+    pub(super) unlogged: Vec<Entry>,
+    /// Entries in the log, behind the head that was last published.
+    pub(super) unpublished: Vec<Entry>,
+    /// How far replicas' reports are in the index.
+    pub(super) standings: HashMap<ReplicaId, Standing>,
+    /// What is known only here, where reports are heard.
+    pub(super) hearings: HashMap<ReplicaId, Hearing>,
+    /// The epoch in which this VM led last.
+    pub(super) led_epoch: u64,
     pub(super) table: ReplicaTable,
     table_marks: Marks,
     /// The last version of a table that this VM wrote.
@@ -136,8 +149,12 @@ impl<S: Store> Link<S> {
             peers: Vec::new(),
             first_peer: 0,
             orphans: Vec::new(),
+            waits_since: None,
             unlogged: Vec::new(),
             unpublished: Vec::new(),
+            standings: HashMap::new(),
+            hearings: HashMap::new(),
+            led_epoch: 0,
             table: ReplicaTable::default(),
             table_marks: Marks::default(),
             table_version: 0,
@@ -343,14 +360,24 @@ impl<S: Store> Link<S> {
     }
 
     /// Puts another VM's index in the place of this one's, which has all of every log up to there.
-    pub(super) fn go_on_from(&mut self, index: PrefixIndex, logs: &[(u32, LogHead)]) {
+    pub(super) fn go_on_from(
+        &mut self,
+        index: PrefixIndex,
+        logs: &[(u32, LogHead)],
+        standings: HashMap<ReplicaId, Standing>,
+    ) {
         self.index = index;
+        self.standings = standings;
+        self.hearings.clear();
+        let whole = self.standings.iter().filter(|(_, standing)| standing.is_whole);
+        self.index.go_on_reporting(whole.map(|(replica, _)| *replica));
         let gone: Vec<ReplicaId> = self
             .index
             .replicas()
             .filter(|id| self.table.by_id(*id).is_none() && !self.is_unheard_of(*id))
             .collect();
         self.index.retain(|replica| !gone.contains(&replica));
+        self.standings.retain(|replica, _| !gone.contains(&replica.observed()));
         self.orphans.clear();
         for (number, peer) in (0u32..).zip(&mut self.peers) {
             let log = logs.iter().find(|(slot, _)| *slot == number);
@@ -359,9 +386,11 @@ impl<S: Store> Link<S> {
         self.own_until = self.own.as_ref().map(OwnSlot::head).unwrap_or_default();
     }
 
-    /// Most blocks that are remembered of a replica.
+    /// Most blocks that are remembered of what was sent to a replica. Of one that reports that is only what it has not
+    /// reported yet.
     pub fn capacity(&self, replica: ReplicaId) -> usize {
-        self.table.shadow_blocks(replica, self.config.default_capacity_blocks)
+        let blocks = self.table.shadow_blocks(replica, self.config.default_capacity_blocks);
+        if self.index.is_reporting(replica) { blocks / 2 } else { blocks }
     }
 
     fn refresh_table(&mut self) {
@@ -376,12 +405,15 @@ impl<S: Store> Link<S> {
         self.table = table;
         let table = &self.table;
         self.index.retain(|replica| table.by_id(replica).is_some());
+        self.standings.retain(|replica, _| table.by_id(*replica).is_some());
+        self.hearings.retain(|replica, _| table.by_id(*replica).is_some());
         let default = self.config.default_capacity_blocks;
         for replica in table.iter() {
             let capacity = table.shadow_blocks(replica.id, default);
             for id in [replica.id, replica.id.imagined()] {
                 self.index.set_capacity(id, capacity);
             }
+            self.index.set_room(replica.id, observed::room(table, replica.id, default));
         }
     }
 
@@ -396,6 +428,7 @@ impl<S: Store> Link<S> {
     /// When this VM leads no longer, or another writes now.
     pub fn adopt_table(&mut self, epoch: u64) -> Result<ReplicaTable, Refusal> {
         let adopted = table::adopt(&self.store, self.config.fingerprint, self.marks(epoch))?;
+        self.led_epoch = epoch;
         let Some(Published { marks, table }) = adopted else { return Ok(self.table.clone()) };
         self.table_version = marks.version;
         Ok(table)
@@ -408,7 +441,7 @@ impl<S: Store> Link<S> {
     pub fn publish_table(&mut self, epoch: u64, table: &ReplicaTable) -> Result<(), Refusal> {
         let own = self.marks(epoch);
         let marks = table::publish(&self.store, self.config.fingerprint, own, table)?;
-        self.table_version = marks.version;
+        (self.table_version, self.led_epoch) = (marks.version, epoch);
         Ok(())
     }
 
@@ -551,7 +584,9 @@ impl<S: Store> Link<S> {
 
     /// Takes in how a prediction came out.
     pub fn compared(&mut self, replica: ReplicaId, predicted: u32, cached: u32) {
-        if cached < predicted && !self.index.is_well_filled(replica) {
+        // How large a cache is that says what it holds need not be found out.
+        let is_reporting = self.index.is_reporting(replica);
+        if is_reporting || cached < predicted && !self.index.is_well_filled(replica) {
             return;
         }
         self.lessons.compared(replica, predicted, cached);
@@ -606,7 +641,7 @@ impl<S: Store> Link<S> {
 }
 
 #[cfg(test)]
-mod tests {
+pub(in crate::share) mod tests {
     use super::super::log::{SEGMENT_BYTES, SEGMENTS};
     use super::*;
     use crate::replicas::Member;
@@ -614,8 +649,8 @@ mod tests {
     use std::collections::BTreeMap;
     use std::rc::Rc;
 
-    const TICK: Duration = Duration::from_millis(100);
-    const CONFIG: LinkConfig = LinkConfig {
+    pub(in crate::share) const TICK: Duration = Duration::from_millis(100);
+    pub(in crate::share) const CONFIG: LinkConfig = LinkConfig {
         fingerprint: 7,
         recent_half_life: Duration::from_secs(5),
         default_capacity_blocks: 1 << 19,
@@ -626,7 +661,7 @@ mod tests {
 
     /// Shared data in the memory of one thread, and what was read of it: keys and sizes.
     #[derive(Clone, Default)]
-    struct Data(Rc<RefCell<Values>>, Rc<RefCell<Vec<(String, usize)>>>);
+    pub(in crate::share) struct Data(Rc<RefCell<Values>>, Rc<RefCell<Vec<(String, usize)>>>);
 
     impl Store for Data {
         fn get(&self, key: &str) -> (Option<Vec<u8>>, Option<u32>) {
@@ -649,16 +684,16 @@ mod tests {
     }
 
     /// Some VMs, the first of which publishes the table.
-    struct Envoy {
-        data: Data,
-        now: Moment,
-        table: ReplicaTable,
-        links: Vec<Link<Data>>,
-        counts: Vec<Counts>,
+    pub(in crate::share) struct Envoy {
+        pub(in crate::share) data: Data,
+        pub(in crate::share) now: Moment,
+        pub(in crate::share) table: ReplicaTable,
+        pub(in crate::share) links: Vec<Link<Data>>,
+        pub(in crate::share) counts: Vec<Counts>,
     }
 
     impl Envoy {
-        fn new(vms: usize) -> Self {
+        pub(in crate::share) fn new(vms: usize) -> Self {
             let now = Moment::default().plus(Duration::from_secs(50));
             let data = Data::default();
             let mut envoy =
@@ -670,37 +705,39 @@ mod tests {
             envoy
         }
 
-        fn start(&mut self) {
+        pub(in crate::share) fn start(&mut self) {
             let vm = self.links.len() as u64 + 1;
             self.links.push(Link::new(self.data.clone(), CONFIG, vm, vm));
             self.counts.push(Counts::default());
         }
 
-        fn set_members(&mut self, addresses: &[&str]) {
+        pub(in crate::share) fn set_members(&mut self, addresses: &[&str]) {
             let member = |address: &&str| Member::healthy((*address).to_owned());
             self.table.set_members("c", &addresses.iter().map(member).collect::<Vec<Member>>());
             self.links[0].publish_table(1, &self.table).unwrap();
         }
 
-        fn tick(&mut self) {
+        pub(in crate::share) fn tick(&mut self) {
             self.now = self.now.plus(TICK);
             for (link, counts) in self.links.iter_mut().zip(&mut self.counts) {
                 link.tick(self.now);
                 let new = link.take_counts();
                 counts.lapped += new.lapped;
                 counts.orphaned += new.orphaned;
+                counts.gaps += new.gaps;
+                counts.cut += new.cut;
                 counts.snapshots.taken += new.snapshots.taken;
                 counts.snapshots.torn += new.snapshots.torn;
                 counts.snapshots.written += new.snapshots.written;
             }
         }
 
-        fn replica(&self, place: u32) -> ReplicaId {
+        pub(in crate::share) fn replica(&self, place: u32) -> ReplicaId {
             self.table.at(place).unwrap().id
         }
 
         /// One VM routes a prompt of its own.
-        fn route(&mut self, vm: usize, place: u32, prompt: u64) {
+        pub(in crate::share) fn route(&mut self, vm: usize, place: u32, prompt: u64) {
             let (replica, now) = (self.replica(place), self.now);
             let link = &mut self.links[vm];
             link.refresh(now);
@@ -719,7 +756,7 @@ mod tests {
         }
 
         /// All tick until the last VM has a snapshot, with something else done between.
-        fn until_taken(&mut self, mut between: impl FnMut(&mut Self, u64)) {
+        pub(in crate::share) fn until_taken(&mut self, mut between: impl FnMut(&mut Self, u64)) {
             for round in 0..400 {
                 self.tick();
                 if self.counts.last().unwrap().snapshots.taken > 0 {

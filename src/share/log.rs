@@ -6,6 +6,7 @@
 //! number: the reader counts that it was lapped and goes on with what is there. It loses only
 //! predictions, which the next turns of those conversations bring back.
 
+use super::observed::Update;
 use super::vm::LogHead;
 use super::{Header, Kind};
 use crate::index::Stretch;
@@ -25,7 +26,7 @@ pub const SEGMENT_BYTES: usize = 32 << 10;
 const SPARE_SEGMENTS: u64 = 4;
 
 /// Blocks of one record in the log: 16 KB, so that what a reader must take in at once stays of a bounded size.
-const PIECE_BLOCKS: usize = 2 << 10;
+pub(super) const PIECE_BLOCKS: usize = 2 << 10;
 
 /// What became of a record's blocks.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
@@ -87,6 +88,68 @@ impl Record {
     }
 }
 
+/// What a log holds.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub enum Entry {
+    /// Of a request, by whoever routed it.
+    Routed(Record),
+    /// Of a replica's report, by whoever leads.
+    Observed(Update),
+}
+
+impl From<Record> for Entry {
+    fn from(record: Record) -> Self {
+        Self::Routed(record)
+    }
+}
+
+impl From<Update> for Entry {
+    fn from(update: Update) -> Self {
+        Self::Observed(update)
+    }
+}
+
+impl Entry {
+    /// Whom it is about.
+    pub fn replica(&self) -> ReplicaId {
+        match self {
+            Self::Routed(record) => record.replica,
+            Self::Observed(update) => update.replica,
+        }
+    }
+
+    /// Blocks that it names.
+    pub(super) fn blocks(&self) -> usize {
+        match self {
+            Self::Routed(record) => record.blocks.len(),
+            Self::Observed(update) => update.blocks(),
+        }
+    }
+
+    fn write(&self, writer: &mut Writer) {
+        let record = match self {
+            Self::Routed(record) => record,
+            Self::Observed(update) => {
+                writer.u8(OBSERVED);
+                return update.write(writer);
+            }
+        };
+        writer.u8(match record.fate {
+            Fate::Held => 0,
+            Fate::Forgotten => 1,
+            Fate::Lost => 2,
+        });
+        writer.u32(record.replica.slot);
+        writer.u32(record.replica.incarnation);
+        writer.option(record.parent, |writer, hash| writer.u64(hash.0));
+        writer.list(record.blocks.iter(), |writer, hash| writer.u64(hash.0));
+        writer.u32(record.known);
+    }
+}
+
+/// What an update begins with, in the place of a fate.
+const OBSERVED: u8 = 3;
+
 /// The writer's end.
 #[derive(Debug)]
 pub struct LogWriter {
@@ -107,23 +170,14 @@ impl LogWriter {
         self.head
     }
 
-    /// Appends a record. Returns the ring place to write and the bytes to write there.
-    pub fn append(&mut self, record: &Record) -> (u64, &[u8]) {
+    /// Appends an entry. Returns the ring place to write and the bytes to write there.
+    pub fn append(&mut self, entry: &Entry) -> (u64, &[u8]) {
         if self.segment.len() >= SEGMENT_BYTES {
             self.header.version = self.header.version.saturating_add(1);
             self.segment = self.header.begin(Kind::Log);
         }
-        let writer = &mut self.segment;
-        writer.u8(match record.fate {
-            Fate::Held => 0,
-            Fate::Forgotten => 1,
-            Fate::Lost => 2,
-        });
-        writer.u32(record.replica.slot);
-        writer.u32(record.replica.incarnation);
-        writer.option(record.parent, |writer, hash| writer.u64(hash.0));
-        writer.list(record.blocks.iter(), |writer, hash| writer.u64(hash.0));
-        writer.u32(record.known);
+        entry.write(&mut self.segment);
+        let writer = &self.segment;
         let length = u32::try_from(writer.len()).unwrap_or(u32::MAX);
         self.head = LogHead { segment: self.header.version, length };
         (self.head.segment % SEGMENTS, self.segment.as_slice())
@@ -142,8 +196,8 @@ pub struct LogReader {
 /// What a segment gave.
 #[derive(Debug, PartialEq, Eq)]
 pub enum Read {
-    /// These records, in order.
-    Records(Vec<Record>),
+    /// These entries, in order.
+    Entries(Vec<Entry>),
     /// The segment is gone, or not for this configuration.
     Gone,
     /// Not what its owner wrote there last: to be read again later.
@@ -207,7 +261,7 @@ impl LogReader {
         if header.fingerprint != fingerprint {
             return Read::Gone;
         }
-        Read::Records(records(&mut reader, from, to.saturating_sub(header_bytes)))
+        Read::Entries(entries(&mut reader, from, to.saturating_sub(header_bytes)))
     }
 }
 
@@ -220,33 +274,36 @@ fn begin_of(segment: u64) -> LogHead {
     LogHead { segment, length: 0 }
 }
 
-/// The records that begin within these bytes.
-fn records(reader: &mut super::bytes::Reader<'_>, from: usize, to: usize) -> Vec<Record> {
+/// The entries that begin within these bytes.
+fn entries(reader: &mut super::bytes::Reader<'_>, from: usize, to: usize) -> Vec<Entry> {
     let all = reader.remaining();
-    let mut records = Vec::new();
+    let mut entries = Vec::new();
     while all - reader.remaining() < to.min(all) {
         let begin = all - reader.remaining();
-        let Some(record) = record(reader) else { break };
+        let Some(entry) = entry(reader) else { break };
         if begin >= from {
-            records.push(record);
+            entries.push(entry);
         }
     }
-    records
+    entries
 }
 
-fn record(reader: &mut super::bytes::Reader<'_>) -> Option<Record> {
-    Some(Record {
-        fate: match reader.u8()? {
-            0 => Fate::Held,
-            1 => Fate::Forgotten,
-            2 => Fate::Lost,
-            _ => return None,
-        },
+fn entry(reader: &mut super::bytes::Reader<'_>) -> Option<Entry> {
+    let fate = match reader.u8()? {
+        0 => Fate::Held,
+        1 => Fate::Forgotten,
+        2 => Fate::Lost,
+        OBSERVED => return Update::read(reader).map(Entry::Observed),
+        _ => return None,
+    };
+    let record = Record {
+        fate,
         replica: ReplicaId { slot: reader.u32()?, incarnation: reader.u32()? },
         parent: reader.option(|reader| reader.u64().map(BlockHash))?,
         blocks: reader.list(|reader| reader.u64().map(BlockHash))?,
         known: reader.u32()?,
-    })
+    };
+    Some(record.into())
 }
 
 #[cfg(test)]
@@ -256,14 +313,15 @@ mod tests {
 
     const FINGERPRINT: u64 = 9;
 
-    fn record(number: u64, blocks: usize) -> Record {
-        Record {
+    fn record(number: u64, blocks: usize) -> Entry {
+        let record = Record {
             fate: if number.is_multiple_of(3) { Fate::Forgotten } else { Fate::Held },
             replica: ReplicaId { slot: 1, incarnation: 1 },
             parent: number.is_multiple_of(2).then_some(BlockHash(number)),
             blocks: (0..blocks as u64).map(|n| BlockHash(number * 1000 + n)).collect(),
             known: number as u32 % 16,
-        }
+        };
+        record.into()
     }
 
     /// A ring as shared data would hold it.
@@ -271,17 +329,17 @@ mod tests {
     struct Ring(BTreeMap<u64, Vec<u8>>);
 
     impl Ring {
-        fn append(&mut self, writer: &mut LogWriter, record: &Record) {
+        fn append(&mut self, writer: &mut LogWriter, record: &Entry) {
             let (place, bytes) = writer.append(record);
             self.0.insert(place, bytes.to_vec());
         }
 
-        fn read(&self, reader: &mut LogReader, head: LogHead) -> Vec<Record> {
+        fn read(&self, reader: &mut LogReader, head: LogHead) -> Vec<Entry> {
             let mut all = Vec::new();
             for _ in 0..=SEGMENTS {
                 let Some(place) = reader.place(head) else { return all };
                 let value = self.0.get(&place).map(Vec::as_slice);
-                if let Read::Records(records) = reader.take(value, FINGERPRINT, 1, head) {
+                if let Read::Entries(records) = reader.take(value, FINGERPRINT, 1, head) {
                     all.extend(records);
                 }
             }
@@ -304,7 +362,7 @@ mod tests {
             }
         }
         seen.extend(ring.read(&mut reader, writer.head()));
-        let expected: Vec<Record> = (0..2000).map(|number| record(number, 40)).collect();
+        let expected: Vec<Entry> = (0..2000).map(|number| record(number, 40)).collect();
         assert!(writer.head().segment > 10);
         assert_eq!(seen, expected);
         assert_eq!(reader.lapped, 0);
@@ -372,7 +430,7 @@ mod tests {
             let mut reader = LogReader::default();
             let head = writer.head();
             while reader.place(head).is_some() {
-                if let Read::Records(records) =
+                if let Read::Entries(records) =
                     reader.take(Some(&bytes[..end]), FINGERPRINT, 1, head)
                 {
                     assert_eq!(records, []);

@@ -15,6 +15,7 @@ pub mod learned;
 pub mod lease;
 pub mod link;
 pub mod log;
+pub mod observed;
 mod records;
 pub mod roots;
 pub mod slot;
@@ -27,6 +28,8 @@ pub mod vm;
 #[cfg(not(target_family = "wasm"))]
 mod explore;
 #[cfg(test)]
+mod observed_tests;
+#[cfg(test)]
 #[cfg(not(target_family = "wasm"))]
 mod protocols;
 #[cfg(test)]
@@ -37,7 +40,7 @@ use bytes::{Reader, Writer};
 
 /// Changes whenever any value's bytes change their meaning, so that two versions of the filter
 /// under one `vm_id` never read each other.
-pub const LAYOUT: u16 = 6;
+pub const LAYOUT: u16 = 7;
 
 const MAGIC: u32 = u32::from_le_bytes(*b"WPSD");
 

@@ -4,16 +4,20 @@
 
 use super::explore::{Data, Probe, Program, World, explore};
 use super::lease::SharedLease;
-use super::log::{Fate, LogReader, LogWriter, Read, Record};
+use super::log::{Entry, Fate, LogReader, LogWriter, Read, Record};
+use super::observed::{Standing, Step, Update};
 use super::slot::OwnSlot;
 use super::store::Store;
 use super::table::{self, Marks, Refusal};
 use super::vm::{DEAD_AFTER, LogHead, VmState, VmTraits};
 use super::{log_key, slot_key, table_key, table_marks_key};
 use crate::charge::Charges;
+use crate::index::Sighting;
 use crate::replicas::strikes::Strikes;
 use crate::replicas::{Moment, ReplicaId, ReplicaTable};
+use crate::report::Position;
 use crate::tokens::blocks::BlockHash;
+use std::collections::BTreeSet;
 use std::time::Duration;
 
 const FLEET: u64 = 9;
@@ -233,14 +237,15 @@ fn a_lease_that_two_create_at_once_has_one_leader_an_epoch() {
     assert!(steps > 100, "{steps}");
 }
 
-fn record(number: u64) -> Record {
-    Record {
+fn record(number: u64) -> Entry {
+    let record = Record {
         fate: Fate::Held,
         replica: ReplicaId { slot: 0, incarnation: 1 },
         parent: None,
         blocks: vec![BlockHash(number), BlockHash(number + 1000)],
         known: 0,
-    }
+    };
+    record.into()
 }
 
 /// What a reader does with a slot on each refresh.
@@ -255,12 +260,13 @@ fn read_log(probe: &Probe, refreshes: usize) {
         while let Some(place) = reader.place(head) {
             let (segment, _) = (&probe).get(&log_key(0, place));
             let records = match reader.take(segment.as_deref(), FLEET, owner, head) {
-                Read::Records(records) => records,
+                Read::Entries(entries) => entries,
                 Read::Gone => continue,
                 Read::Foreign => break,
             };
             for found in records {
-                let number = found.blocks.first().map_or(0, |hash| hash.0);
+                let Entry::Routed(routed) = &found else { panic!("{found:?}") };
+                let number = routed.blocks.first().map_or(0, |hash| hash.0);
                 assert_eq!(found, record(number), "a record that was never written");
                 probe.note("read", number);
             }
@@ -345,4 +351,133 @@ fn a_former_owner_that_wakes_up_hides_nothing_of_the_new_ones() {
         if own == [12] { Err("a record of the new owner was skipped".to_owned()) } else { Ok(()) }
     });
     assert!(steps > 1000, "{steps}");
+}
+
+/// Everything a replica holds after so many changes is its first so many blocks.
+fn told(epoch: u64, from: Option<Position>, to: Position, is_last: bool) -> Entry {
+    let first = from.filter(|from| from.generation == to.generation).map_or(0, |from| from.seq);
+    let blocks: Vec<BlockHash> = (first + 1..=to.seq).map(BlockHash).collect();
+    let sighting = Sighting { is_held: true, parent: None, blocks, known: 0 };
+    let (has_tiers, sightings) = (false, vec![sighting]);
+    let step = Step::Changed { from, to, is_last, has_tiers, sightings };
+    Update { replica: ReplicaId { slot: 0, incarnation: 1 }, epoch, step }.into()
+}
+
+/// What a reader makes of updates: where it stands, and the blocks that it has.
+#[derive(Default)]
+struct Heard {
+    logs: [LogReader; 2],
+    standing: Option<Standing>,
+    held: BTreeSet<u64>,
+    waiting: Vec<Entry>,
+}
+
+impl Heard {
+    fn refresh(&mut self, probe: &Probe) {
+        for slot in 0..2 {
+            let (value, _) = probe.get(&slot_key(slot));
+            let Some((_, VmState { owner, head, .. })) = value.as_deref().and_then(VmState::read)
+            else {
+                continue;
+            };
+            while let Some(place) = self.logs[slot as usize].place(head) {
+                let (segment, _) = probe.get(&log_key(slot, place));
+                match self.logs[slot as usize].take(segment.as_deref(), FLEET, owner, head) {
+                    Read::Entries(entries) => self.waiting.extend(entries),
+                    Read::Gone => {}
+                    Read::Foreign => break,
+                }
+            }
+        }
+        for _ in 0..4 {
+            let waiting = std::mem::take(&mut self.waiting);
+            self.waiting = waiting.into_iter().filter(|entry| !self.apply(entry)).collect();
+        }
+    }
+
+    fn apply(&mut self, entry: &Entry) -> bool {
+        let Entry::Observed(update) = entry else { panic!("{entry:?}") };
+        let Some(next) = update.goes_to(self.standing.as_ref()) else { return false };
+        let Some(next) = next else { return true };
+        let Step::Changed { from, sightings, .. } = &update.step else { return true };
+        if from.is_none() {
+            self.held.clear();
+        }
+        let blocks = sightings.iter().flat_map(|sighting| &sighting.blocks);
+        self.held.extend(blocks.map(|block| block.0));
+        self.standing = Some(next);
+        true
+    }
+
+    /// A whole report is never taken in by half, nor one of a cache that is no more behind one of the next.
+    fn check(&self, probe: &Probe, latest: &mut u64) {
+        let Some(standing) = self.standing else { return };
+        let Position { generation, seq } = standing.position;
+        assert!(generation >= *latest || !standing.is_whole, "{generation} behind {latest}");
+        if standing.is_whole {
+            *latest = generation;
+            assert!(self.held.iter().copied().eq(1..=seq), "{:?} at {seq}", self.held);
+            probe.note("whole", generation * 100 + seq);
+        }
+    }
+}
+
+/// A leader's part: it goes on from what it has heard itself, or from the beginning, up to so many changes.
+fn tell(probe: &Probe, number: u32, epoch: u64, generation: u64, heard: &Heard, to: u64) {
+    let head = LogHead { segment: 1, length: 0 };
+    let mut own = OwnSlot::confirmed(number, FLEET, u64::from(number) + 1, head);
+    let mut from = heard.standing.map(|standing| standing.position);
+    from = from.filter(|from| from.generation == generation);
+    let first = from.map_or(2, |from| from.seq + 1);
+    for seq in first..=to {
+        let at = Position { generation, seq };
+        // The first report comes in two halves.
+        if from.is_none() {
+            let half = Position { generation: !generation, seq: 1 };
+            own.append(&probe, &told(epoch, None, half, false));
+            from = Some(half);
+        }
+        own.append(&probe, &told(epoch, from, at, true));
+        own.publish(&probe, FLEET, &state(u64::from(number) + 1, Moment::default(), own.head()));
+        from = Some(at);
+    }
+}
+
+fn leaders_follow(second_generation: u64) {
+    let head = LogHead { segment: 1, length: 0 };
+    let data = Data::default()
+        .with(&slot_key(0), &state(1, Moment::default(), head).write(FLEET))
+        .with(&slot_key(1), &state(2, Moment::default(), head).write(FLEET));
+    let first = |probe: &Probe| tell(probe, 0, 1, 7, &Heard::default(), 3);
+    let second = |probe: &Probe| {
+        let mut heard = Heard::default();
+        heard.refresh(probe);
+        heard.check(probe, &mut 0);
+        tell(probe, 1, 2, second_generation, &heard, 4);
+    };
+    let reader = |probe: &Probe| {
+        let (mut heard, mut latest) = (Heard::default(), 0);
+        for _ in 0..2 {
+            heard.refresh(probe);
+            heard.check(probe, &mut latest);
+        }
+    };
+    let mut latest = 0;
+    let steps = explore(data, &[&first, &second, &reader], |_, _, after| {
+        let whole = after.vms[2].notes.iter().map(|(_, position)| *position);
+        latest = latest.max(whole.max().unwrap_or(0));
+        Ok(())
+    });
+    assert!(steps > 1000, "{steps}");
+    assert_eq!(latest, second_generation * 100 + 4, "somebody has heard all");
+}
+
+#[test]
+fn a_leader_that_dies_or_stalls_between_any_two_calls_spoils_no_report() {
+    leaders_follow(7);
+}
+
+#[test]
+fn a_leader_that_stalls_does_not_follow_the_next_one_with_an_older_cache() {
+    leaders_follow(8);
 }

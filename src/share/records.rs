@@ -4,7 +4,7 @@
 //! read before what it builds on: it waits.
 
 use super::link::{Link, Peer};
-use super::log::{Fate, Read, Record};
+use super::log::{Entry, Fate, Read, Record};
 use super::log_key;
 use super::store::Store;
 use crate::index::Recorded;
@@ -29,9 +29,9 @@ impl<S: Store> Link<S> {
             return;
         }
         self.note(&record);
-        self.apply(&record);
+        self.apply_record(&record);
         if has_room(&self.unlogged) {
-            self.unlogged.extend(record.pieces());
+            self.unlogged.extend(record.pieces().into_iter().map(Entry::from));
         }
         self.log();
     }
@@ -48,11 +48,11 @@ impl<S: Store> Link<S> {
     /// later may build on it.
     pub(super) fn log(&mut self) {
         let Some(own) = self.own.as_mut().filter(|own| own.is_confirmed()) else { return };
-        for record in self.unlogged.drain(..) {
-            let written = own.append(&self.store, &record);
+        for entry in self.unlogged.drain(..) {
+            let written = own.append(&self.store, &entry);
             self.counts.refused += u64::from(!written);
             if has_room(&self.unpublished) {
-                self.unpublished.push(record);
+                self.unpublished.push(entry);
             }
         }
     }
@@ -74,11 +74,15 @@ impl<S: Store> Link<S> {
             }
             let (segment, _) = self.store.get(&log_key(number, place));
             match peer.reader.take(segment.as_deref(), fingerprint, owner, head) {
-                Read::Records(records) => {
-                    let cost: usize = records.iter().map(cost).sum();
+                Read::Entries(entries) => {
+                    let cost: usize = entries.iter().map(cost).sum();
                     *budget = budget.saturating_sub(cost);
-                    records.iter().for_each(|record| self.note(record));
-                    self.apply_or_wait(records);
+                    for entry in &entries {
+                        if let Entry::Routed(record) = entry {
+                            self.note(record);
+                        }
+                    }
+                    self.apply_or_wait(entries);
                 }
                 Read::Gone => {}
                 Read::Foreign => break true,
@@ -90,14 +94,27 @@ impl<S: Store> Link<S> {
         arrived
     }
 
+    /// Gives up what cannot be applied although all logs have been read, but what is said of replicas that are not in the
+    /// table yet, and, for some time, what replicas report.
     pub(super) fn apply_orphans(&mut self) {
         self.apply_waiting();
         let mut orphans = std::mem::take(&mut self.orphans);
+        let is_update = |entry: &Entry| matches!(entry, Entry::Observed(_));
+        let is_waiting = orphans.iter().any(|e| is_update(e) && !self.is_unheard_of(e.replica()));
+        let has_missed = self.has_missed(self.now, is_waiting);
         let all = orphans.len();
-        orphans.retain(|record| self.is_unheard_of(record.replica));
+        let mut missed = Vec::new();
+        orphans.retain(|entry| {
+            let stays = self.is_unheard_of(entry.replica()) || is_update(entry) && !has_missed;
+            if !stays && is_update(entry) && !missed.contains(&entry.replica()) {
+                missed.push(entry.replica());
+            }
+            stays
+        });
         orphans.truncate(MAX_WAITING_RECORDS);
         self.counts.orphaned += (all - orphans.len()) as u64;
         self.orphans = orphans;
+        missed.into_iter().for_each(|replica| self.missed(replica));
     }
 
     /// A record may build on one in a log that was read after its own, or be read before the
@@ -114,10 +131,10 @@ impl<S: Store> Link<S> {
         }
     }
 
-    fn apply_or_wait(&mut self, records: Vec<Record>) {
-        for record in records {
-            if !self.apply(&record) {
-                self.orphans.push(record);
+    fn apply_or_wait(&mut self, entries: Vec<Entry>) {
+        for entry in entries {
+            if !self.apply(&entry) {
+                self.orphans.push(entry);
             }
         }
     }
@@ -131,10 +148,20 @@ impl<S: Store> Link<S> {
         place.is_none_or(|(known, _)| replica.incarnation.wrapping_sub(known).cast_signed() > 0)
     }
 
-    /// Applies a record. False when its parent is not held, or its replica not known yet: then it
-    /// may be tried again.
-    fn apply(&mut self, record: &Record) -> bool {
-        // A record of an incarnation that is in the table no longer is of a cache that is gone.
+    /// Applies an entry. False when what it continues is not here, or its replica not known yet: then it may be tried
+    /// again.
+    fn apply(&mut self, entry: &Entry) -> bool {
+        match entry {
+            // An entry of an incarnation that is in the table no longer is of a cache that is gone.
+            entry if self.table.by_id(entry.replica()).is_none() => {
+                !self.is_unheard_of(entry.replica())
+            }
+            Entry::Routed(record) => self.apply_record(record),
+            Entry::Observed(update) => self.apply_update(update),
+        }
+    }
+
+    fn apply_record(&mut self, record: &Record) -> bool {
         if self.table.by_id(record.replica).is_none() {
             return !self.is_unheard_of(record.replica);
         }
@@ -162,6 +189,7 @@ impl<S: Store> Link<S> {
         let meant = forgotten.blocks.iter().skip(forgotten.known as usize);
         let blocks: HashSet<BlockHash> = meant.copied().collect();
         for waiting in &mut self.orphans {
+            let Entry::Routed(waiting) = waiting else { continue };
             let ours = waiting.replica == forgotten.replica && waiting.fate == Fate::Held;
             let cut = waiting.blocks.iter().position(|block| ours && blocks.contains(block));
             waiting.blocks.truncate(cut.unwrap_or(waiting.blocks.len()));
@@ -169,12 +197,12 @@ impl<S: Store> Link<S> {
     }
 }
 
-fn has_room(waiting: &[Record]) -> bool {
-    let blocks: usize = waiting.iter().map(|record| record.blocks.len()).sum();
-    waiting.len() < MAX_WAITING_RECORDS && blocks < MAX_WAITING_BLOCKS
+pub(super) fn has_room(waiting: &[Entry]) -> bool {
+    let blocks = || waiting.iter().map(Entry::blocks).sum::<usize>();
+    waiting.len() < MAX_WAITING_RECORDS && blocks() < MAX_WAITING_BLOCKS
 }
 
-/// What a record takes to apply, in blocks.
-fn cost(record: &Record) -> usize {
-    record.blocks.len() + RECORD_COST
+/// What an entry takes to apply, in blocks.
+fn cost(entry: &Entry) -> usize {
+    entry.blocks() + RECORD_COST
 }

@@ -2,7 +2,7 @@
 //!
 //! What is in a slot is [`super::vm`]'s part, and who reads it [`super::link`]'s.
 
-use super::log::{LogWriter, Record};
+use super::log::{Entry, LogWriter};
 use super::store::{Store, get_or_create};
 use super::vm::{self, LogHead, VmState};
 use super::{Header, Kind, MAX_VM_SLOTS, log_key, slot_key};
@@ -91,9 +91,9 @@ impl OwnSlot {
     }
 
     /// Appends to the log. The head becomes visible with the next [`Self::publish`].
-    pub fn append(&mut self, store: &impl Store, record: &Record) -> bool {
+    pub fn append(&mut self, store: &impl Store, entry: &Entry) -> bool {
         let number = self.number;
-        let (place, value) = self.log.append(record);
+        let (place, value) = self.log.append(entry);
         store.set(&log_key(number, place), value, None)
     }
 }

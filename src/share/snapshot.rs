@@ -9,6 +9,7 @@
 //! it and not kept up to date; when that is so is `catch_up`'s part.
 
 use super::bytes::{Reader, Writer};
+use super::observed::{Standing, room};
 use super::store::{Store, get_or_create};
 use super::vm::LogHead;
 use super::{Header, Kind, SNAPSHOT_KEY, snapshot_chunk_key};
@@ -46,8 +47,17 @@ pub struct Head {
     pub chunks: u32,
     /// Whether these are all.
     pub is_complete: bool,
-    /// How far each slot's log is contained.
+    /// Up to where it goes.
+    pub contained: Contained,
+}
+
+/// What is in an index.
+#[derive(Debug, Clone, PartialEq, Eq, Default)]
+pub struct Contained {
+    /// How far each slot's log is.
     pub logs: Vec<(u32, LogHead)>,
+    /// How far replicas' reports are.
+    pub standings: Vec<(ReplicaId, Standing)>,
 }
 
 impl Head {
@@ -56,10 +66,15 @@ impl Head {
         writer.u64(self.at.0);
         writer.u32(self.chunks);
         writer.u8(self.is_complete.into());
-        writer.list(self.logs.iter(), |writer, (slot, head)| {
+        writer.list(self.contained.logs.iter(), |writer, (slot, head)| {
             writer.u32(*slot);
             writer.u64(head.segment);
             writer.u32(head.length);
+        });
+        writer.list(self.contained.standings.iter(), |writer, (replica, standing)| {
+            writer.u32(replica.slot);
+            writer.u32(replica.incarnation);
+            standing.write(writer);
         });
         writer.finish()
     }
@@ -71,10 +86,16 @@ impl Head {
             at: Moment(reader.u64()?),
             chunks: reader.u32()?,
             is_complete: reader.u8()? == 1,
-            logs: reader.list(|reader| {
-                let slot = reader.u32()?;
-                Some((slot, LogHead { segment: reader.u64()?, length: reader.u32()? }))
-            })?,
+            contained: Contained {
+                logs: reader.list(|reader| {
+                    let slot = reader.u32()?;
+                    Some((slot, LogHead { segment: reader.u64()?, length: reader.u32()? }))
+                })?,
+                standings: reader.list(|reader| {
+                    let replica = ReplicaId { slot: reader.u32()?, incarnation: reader.u32()? };
+                    Some((replica, Standing::read(reader)?))
+                })?,
+            },
         })
     }
 
@@ -110,11 +131,11 @@ pub struct Dump {
 }
 
 impl Dump {
-    /// Begins one, unless another VM is at it. `logs` is how far each log is in the index.
+    /// Begins one, unless another VM is at it. `contained` is what is in the index.
     pub fn begin(
         store: &impl Store,
         (fingerprint, vm): (u64, u64),
-        logs: Vec<(u32, LogHead)>,
+        contained: Contained,
         index: &mut PrefixIndex,
         now: Moment,
     ) -> Option<Self> {
@@ -125,7 +146,7 @@ impl Dump {
         }
         let version = last.map_or(0, |last| last.header.version).saturating_add(1);
         let header = Header { fingerprint, writer: vm, version };
-        let head = Head { header, at: now, chunks: 0, is_complete: false, logs };
+        let head = Head { header, at: now, chunks: 0, is_complete: false, contained };
         let begun = mark.is_some() && store.set(SNAPSHOT_KEY, &head.write(), mark);
         begun.then(|| Self { head, cursor: index.cursor() })
     }
@@ -215,6 +236,7 @@ impl Intake {
                     let Some(&replica) = unsettled.last() else { break };
                     if self.index.settle(replica, &mut self.settling) {
                         self.index.set_capacity(replica, table.shadow_blocks(replica, default));
+                        self.index.set_room(replica.real(), room(table, replica.real(), default));
                         self.settling = Settling::default();
                         unsettled.pop();
                     }
@@ -248,7 +270,8 @@ impl Intake {
         while reader.remaining() > 0 {
             let run = read_run(&mut reader)?;
             self.blocks += run.blocks.len();
-            if self.blocks > 2 * MAX_SHADOW_BLOCKS {
+            // Routed, imagined and reported ones.
+            if self.blocks > 3 * MAX_SHADOW_BLOCKS {
                 return None;
             }
             // Also of a replica that is not in this VM's table: its writer may know a newer one.
@@ -262,8 +285,8 @@ impl Intake {
         self.head.header.version
     }
 
-    /// What it held, and how far each log is in it.
-    pub fn finish(self) -> (PrefixIndex, Vec<(u32, LogHead)>) {
-        (self.index, self.head.logs)
+    /// What it held, and up to where that goes.
+    pub fn finish(self) -> (PrefixIndex, Contained) {
+        (self.index, self.head.contained)
     }
 }

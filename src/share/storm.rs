@@ -3,11 +3,11 @@
 //! a failure names it.
 //!
 //! VMs are stalled, killed between any two calls, and started again under another number; leaders
-//! change; replicas come and go by the thousand.
+//! change; replicas come and go by the thousand, and two say what they hold.
 
 use super::lease::SharedLease;
 use super::link::{Counts, Link, LinkConfig};
-use super::log::{Fate, LogReader, Read, Record};
+use super::log::{Entry, Fate, LogReader, Read, Record};
 use super::slot::OwnSlot;
 use super::store::Store;
 use super::table::Refusal;
@@ -16,6 +16,7 @@ use super::{log_key, slot_key};
 use crate::charge::Charges;
 use crate::replicas::strikes::Strikes;
 use crate::replicas::{Member, Moment, ReplicaId, ReplicaTable};
+use crate::report::{Change, Position, Tier};
 use crate::tokens::blocks::BlockHash;
 use std::collections::BTreeMap;
 use std::panic::{AssertUnwindSafe, catch_unwind, resume_unwind};
@@ -235,15 +236,16 @@ fn check_keys(seed: u64, keys: &[String], slots: u32) {
 }
 
 /// The record with this number: nobody else's has its content.
-fn numbered(number: u64) -> Record {
+fn numbered(number: u64) -> Entry {
     let blocks = number % 7 * 400 + 1;
-    Record {
+    let record = Record {
         fate: Fate::Held,
         replica: ReplicaId { slot: number as u32, incarnation: 1 },
         parent: None,
         blocks: (0..blocks).map(|n| BlockHash(number * 10_000 + n)).collect(),
         known: 0,
-    }
+    };
+    record.into()
 }
 
 fn state(vm: u64, heartbeat: Moment, own: &OwnSlot) -> VmState {
@@ -319,12 +321,12 @@ fn read_logs(hand: &Hand, fingerprint: u64, seed: u64) -> (u64, u64) {
                 let (segment, _) = hand.get(&log_key(slot, place));
                 let records =
                     match reader.take(segment.as_deref(), fingerprint, state.owner, state.head) {
-                        Read::Records(records) => records,
+                        Read::Entries(entries) => entries,
                         Read::Gone => continue,
                         Read::Foreign => break,
                     };
                 for record in records {
-                    let number = u64::from(record.replica.slot);
+                    let number = u64::from(record.replica().slot);
                     assert_eq!(record, numbered(number), "seed {seed}: a record is not whole");
                     let vm = number / 1000;
                     assert_eq!(1 + (vm / 3) % 2, fingerprint, "seed {seed}: another's record");
@@ -402,6 +404,7 @@ impl Vm {
         let counts = self.link.take_counts();
         self.counts.lapped += counts.lapped;
         self.counts.orphaned += counts.orphaned;
+        self.counts.gaps += counts.gaps;
         self.counts.snapshots.taken += counts.snapshots.taken;
         self.counts.snapshots.written += counts.snapshots.written;
         self.counts.snapshots.torn += counts.snapshots.torn;
@@ -424,9 +427,39 @@ impl Vm {
             self.link.publish_table(epoch, &self.table)
         };
         match lead() {
-            Ok(()) => self.led = Some(epoch),
+            Ok(()) => {
+                self.led = Some(epoch);
+                self.hear(hand);
+            }
             Err(Refusal::Superseded(epoch)) => self.taken = epoch,
             Err(Refusal::Raced) => {}
+        }
+    }
+
+    /// Asks the agents of the two replicas that stay what has changed.
+    fn hear(&mut self, hand: &Hand) {
+        let replicas: Vec<ReplicaId> = self.link.table().iter().map(|r| r.id).take(2).collect();
+        for replica in replicas {
+            let since = self.link.observed_position(replica);
+            let (from, position, changes) = agent(since, hand.now());
+            if from == Some(position) {
+                continue;
+            }
+            // By pieces, between which it may die.
+            let size = 1 + hand.below(8) as usize;
+            let count = changes.len().div_ceil(size).max(1);
+            let mut from = from;
+            for n in 0..count {
+                let is_last = n + 1 == count;
+                let between = Position { generation: !position.generation, seq: n as u64 };
+                let to = if is_last { position } else { between };
+                let piece = changes.iter().skip(n * size).take(size).cloned();
+                self.link.observe(replica, from, to, &piece.collect::<Vec<Change>>(), is_last);
+                from = Some(to);
+                if hand.below(10) == 0 {
+                    self.link.publish(hand.now());
+                }
+            }
         }
     }
 
@@ -475,6 +508,51 @@ fn path(branch: u64) -> Vec<BlockHash> {
     trunk.chain((0..4).map(|n| BlockHash(1_000 + branch * 10 + n))).collect()
 }
 
+/// Ticks of an agent's clock: it says the same from the last one on.
+const SAID: u64 = 230;
+
+/// Texts that an agent's engine holds at once, of which the oldest goes when another one comes.
+const HELD: u64 = 12;
+
+/// How much an agent remembers.
+const REMEMBERED: u64 = 40;
+
+/// Changes of an engine with this number, within a generation of a hundred.
+fn changes(generation: u64, seq: u64) -> Vec<Change> {
+    let text = |seq: u64| path(10_000 + generation * 100 + seq);
+    let mut changes = vec![Change::Stored { parent: None, blocks: text(seq), tier: Tier::Gpu }];
+    if let Some(old) = seq.checked_sub(HELD) {
+        let mut blocks = text(old).split_off(TRUNK);
+        blocks.reverse();
+        changes.push(Change::Removed { blocks, tier: Tier::Gpu });
+    }
+    changes
+}
+
+fn said_at(now: Moment) -> Position {
+    let ticks =
+        (now.since(Moment::default()).as_millis() as u64 / 100).saturating_sub(1000).min(SAID);
+    Position { generation: ticks / 100, seq: ticks % 100 }
+}
+
+/// What an agent answers to this question: since when, until when, and what.
+fn agent(since: Option<Position>, now: Moment) -> (Option<Position>, Position, Vec<Change>) {
+    let at = said_at(now);
+    let known = since.filter(|since| {
+        since.generation == at.generation && at.seq.saturating_sub(since.seq) < REMEMBERED
+    });
+    let said = match known {
+        Some(since) => {
+            (since.seq + 1..=at.seq).flat_map(|seq| changes(at.generation, seq)).collect()
+        }
+        None => {
+            let held = (at.seq + 1).saturating_sub(HELD)..=at.seq;
+            held.flat_map(|seq| changes(at.generation, seq).into_iter().take(1)).collect()
+        }
+    };
+    (known, at, said)
+}
+
 /// The fleet of a generation: two that stay, and some that come and go.
 fn members(generation: u64) -> Vec<Member> {
     let member = |n: u64| Member::healthy(format!("10.0.0.{n}:1"));
@@ -489,6 +567,8 @@ struct Picture {
     overlaps: Vec<usize>,
     in_flight: u32,
     unfinished: u64,
+    /// Of the two that report: how far, and what is held of the last texts.
+    observed: Vec<(Option<Position>, Vec<usize>)>,
 }
 
 fn picture(vm: &Vm, now: Moment, branches: u64) -> Picture {
@@ -500,7 +580,13 @@ fn picture(vm: &Vm, now: Moment, branches: u64) -> Picture {
     let charges = vm.link.all_charges(now);
     let in_flight = charges.iter().map(|(_, charge)| charge.requests).sum();
     let unfinished = charges.iter().map(|(_, charge)| charge.unfinished_tokens).sum();
-    Picture { overlaps: pairs.map(overlap).collect(), replicas, in_flight, unfinished }
+    let last = (SAID / 100 * 100..=SAID).map(|text| (text, 10_000 + text));
+    let observed = replicas.iter().take(2).map(|replica| {
+        let held = last.clone().map(|(_, text)| overlap((*replica, text))).collect();
+        (vm.link.observed_position(*replica), held)
+    });
+    let observed = observed.collect();
+    Picture { overlaps: pairs.map(overlap).collect(), replicas, in_flight, unfinished, observed }
 }
 
 /// One VM's life, or lives: work until its time is over, then rest until all do.
@@ -567,6 +653,13 @@ fn at_rest_all_vms_have_one_picture_whatever_happened_before() {
             assert_eq!(picture.replicas.len(), 6, "seed {seed}, VM {number}");
             let other = &results[0].0;
             assert_eq!(picture.replicas, other.replicas, "seed {seed}, VM {number}");
+            let position = Position { generation: SAID / 100, seq: SAID % 100 };
+            let held = |seq: u64| if seq + HELD > SAID % 100 { TRUNK + 4 } else { TRUNK };
+            let texts: Vec<usize> = (0..=SAID % 100).map(held).collect();
+            for (at, seen) in &picture.observed {
+                assert_eq!(*at, Some(position), "seed {seed}, VM {number}");
+                assert_eq!(*seen, texts, "seed {seed}, VM {number}");
+            }
             let differ: Vec<_> = (0..picture.overlaps.len())
                 .filter(|place| picture.overlaps[*place] != other.overlaps[*place])
                 .map(|place| {

@@ -74,6 +74,8 @@ impl Link {
         let counts = self.take_counts();
         meters::add(&metrics::LOG_LAPPED, &[], counts.lapped);
         meters::add(&metrics::LOG_ORPHANED, &[], counts.orphaned);
+        meters::add(&metrics::OBSERVED_GAPS, &[], counts.gaps);
+        meters::add(&metrics::OBSERVED_CUT, &[], counts.cut);
         meters::add(&metrics::HOST_ERRORS, &[], counts.refused);
         let snapshots = counts.snapshots;
         for (result, count) in [

@@ -18,6 +18,7 @@ mod noted;
 mod oracle;
 mod poller;
 mod reading;
+mod reports;
 mod root;
 mod routed;
 mod scaling;

@@ -44,6 +44,11 @@ impl ChainSeed {
         Self(hasher.digest())
     }
 
+    /// Where a chain goes on behind a block that is known by its hash alone.
+    pub fn behind(block: BlockHash) -> Self {
+        Self(block.0)
+    }
+
     /// Sets it apart by something more, such as an adapter or a tenant: what kind of thing it is, and which.
     #[must_use]
     pub fn apart(self, kind: &str, parts: &[&[u8]]) -> Self {
@@ -331,6 +336,13 @@ mod tests {
             pieces.extend(&tokens[cut..]);
             assert_eq!(pieces, whole, "cut at {cut}");
         }
+    }
+
+    #[test]
+    fn a_chain_goes_on_behind_a_block_by_its_hash_alone() {
+        let whole = chain(&[1, 2, 3, 4, 5, 6, 7, 8]);
+        let behind = ChainSeed::behind(whole.hashes()[0]);
+        assert_eq!(Chain::new(behind, size(4), &[5, 6, 7, 8]).hashes(), &whole.hashes()[1..]);
     }
 
     #[test]

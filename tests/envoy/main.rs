@@ -29,6 +29,8 @@ mod traffic;
 mod wire;
 
 #[cfg(test)]
+mod agents;
+#[cfg(test)]
 mod apis;
 #[cfg(test)]
 mod bodies;
@@ -53,9 +55,15 @@ mod framing;
 #[cfg(test)]
 mod leaving;
 #[cfg(test)]
+mod manifests;
+#[cfg(test)]
 mod polling;
 #[cfg(test)]
 mod prefixes;
+#[cfg(test)]
+mod reporters;
+#[cfg(test)]
+mod reports;
 #[cfg(test)]
 mod requests;
 #[cfg(test)]

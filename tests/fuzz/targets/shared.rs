@@ -8,15 +8,18 @@ use std::rc::Rc;
 use std::time::Duration;
 use warmpath::charge::Charges;
 use warmpath::drift::{DriftConfig, Kind as PromptKind, Outcome, Signal, Verdicts};
+use warmpath::index::Sighting;
 use warmpath::learn::{Learned, Rates};
 use warmpath::replicas::strikes::{Strike, Strikes};
 use warmpath::replicas::{Member, Moment, ReplicaId, ReplicaTable};
+use warmpath::report::{Change, Position, Tier};
 use warmpath::share::bytes::Writer;
 use warmpath::share::drift;
 use warmpath::share::learned;
 use warmpath::share::lease::{Claim, Lease};
 use warmpath::share::link::{Link, LinkConfig};
-use warmpath::share::log::{Fate, LogReader, LogWriter, Read, Record, SEGMENTS};
+use warmpath::share::log::{Entry, Fate, LogReader, LogWriter, Read, Record, SEGMENTS};
+use warmpath::share::observed::{Step as Reported, Update};
 use warmpath::share::snapshot::{Head, Intake, Step};
 use warmpath::share::store::Store;
 use warmpath::share::table::{Marks, Published};
@@ -72,8 +75,9 @@ fn written() -> Vec<Vec<u8>> {
     let report = warmpath::replicas::stats::Report::parse(page).expect("a report");
     table.set_report(2, &report, 1, Moment(9));
     let mut log = LogWriter::new(FINGERPRINT, 7, LogHead { segment: 1, length: 0 });
-    log.append(&record(replica, &mut Bytes(&[0, 9, 3])));
-    let log = log.append(&record(replica, &mut Bytes(&[1, 8, 2]))).1.to_vec();
+    log.append(&record(replica, &mut Bytes(&[0, 9, 3])).into());
+    log.append(&update(replica, &mut Bytes(&[1, 8, 2, 1, 0, 9])).into());
+    let log = log.append(&record(replica, &mut Bytes(&[1, 8, 2])).into()).1.to_vec();
     let lease = Lease { holder: 7, epoch: 3, until: Moment(99) };
     let header = |kind| Header { fingerprint: FINGERPRINT, writer: 7, version: 1 }.begin(kind);
     let marks = Marks { epoch: 3, leader: 7, version: 5 };
@@ -125,6 +129,23 @@ fn record(replica: ReplicaId, bytes: &mut Bytes<'_>) -> Record {
     let parent = Some(bytes.u64()).filter(|parent| *parent != 0).map(BlockHash);
     let blocks = (0..u64::from(bytes.u8())).map(BlockHash).collect();
     Record { fate, replica, parent, blocks, known }
+}
+
+fn update(replica: ReplicaId, bytes: &mut Bytes<'_>) -> Update {
+    let position = |seq: u8| Position { generation: 1 + u64::from(seq / 100), seq: seq.into() };
+    let from = Some(bytes.u8()).filter(|from| *from % 5 > 0).map(position);
+    let (to, flags) = (position(bytes.u8()), bytes.u8());
+    let sighting = |bytes: &mut Bytes<'_>| {
+        let Record { fate, parent, blocks, known, .. } = record(replica, bytes);
+        Sighting { is_held: fate == Fate::Held, parent, blocks, known }
+    };
+    let sightings = (0..bytes.u8() % 4).map(|_| sighting(bytes)).collect();
+    let (is_last, has_tiers) = (flags % 4 > 0, flags >= 128);
+    let step = match flags {
+        255 => Reported::Ended,
+        _ => Reported::Changed { from, to, is_last, has_tiers, sightings },
+    };
+    Update { replica, epoch: u64::from(bytes.u8() % 3), step }
 }
 
 /// The first byte is the kind, the rest what stands behind a header of ours. What is read can be written, and then
@@ -317,10 +338,14 @@ fn logs(data: &[u8]) {
     while !bytes.is_empty() && steps.next().is_some() {
         match bytes.u8() % 8 {
             0..=4 => {
-                let record = record(ReplicaId { slot: bytes.u32(), incarnation: 1 }, &mut bytes);
-                let (place, value) = writer.append(&record);
+                let replica = ReplicaId { slot: bytes.u32(), incarnation: 1 };
+                let entry = match bytes.u8() % 3 {
+                    0 => Entry::from(update(replica, &mut bytes)),
+                    _ => Entry::from(record(replica, &mut bytes)),
+                };
+                let (place, value) = writer.append(&entry);
                 ring.insert(place, value.to_vec());
-                expected.push(record);
+                expected.push(entry);
             }
             5 => {
                 let read = catch_up(&mut prompt, &ring, writer.head());
@@ -354,12 +379,12 @@ fn logs(data: &[u8]) {
     }
 }
 
-fn catch_up(reader: &mut LogReader, ring: &BTreeMap<u64, Vec<u8>>, head: LogHead) -> Vec<Record> {
+fn catch_up(reader: &mut LogReader, ring: &BTreeMap<u64, Vec<u8>>, head: LogHead) -> Vec<Entry> {
     let mut records = Vec::new();
     for _ in 0..=SEGMENTS {
         let Some(place) = reader.place(head) else { break };
         let value = ring.get(&place).map(Vec::as_slice);
-        if let Read::Records(read) = reader.take(value, FINGERPRINT, 7, head) {
+        if let Read::Entries(read) = reader.take(value, FINGERPRINT, 7, head) {
             records.extend(read);
         }
     }
@@ -464,7 +489,7 @@ fn links(data: &[u8]) {
     let mut now = Moment(1);
     let mut steps = 0..400;
     while !bytes.is_empty() && steps.next().is_some() {
-        let (step, which) = (bytes.u8() % 8, usize::from(bytes.u8() % 3));
+        let (step, which) = (bytes.u8() % 10, usize::from(bytes.u8() % 3));
         let replica = table.at(which as u32).expect("three replicas").id;
         match step {
             0 | 1 => {
@@ -479,12 +504,31 @@ fn links(data: &[u8]) {
             4 => links[which].charge(replica, bytes.u64(), now),
             5 => links[which].refresh(now),
             6 => store.damage(&mut bytes),
+            7 => observe(&mut links[which], replica, &mut bytes),
+            8 => links[which].unobserve(replica),
             _ => links[which] = link(),
         }
         for replica in links[which].table().iter() {
             assert!(
-                links[which].index().held_blocks(replica.id) <= links[which].capacity(replica.id)
+                links[which].index().held_blocks(replica.id) <= 600
+                    && links[which].index().observed_blocks(replica.id) <= 1 << 19
             );
         }
     }
+}
+
+/// A piece of a report that makes no sense, or does.
+fn observe(link: &mut Link<Memory>, replica: ReplicaId, bytes: &mut Bytes<'_>) {
+    let tier = if bytes.u8().is_multiple_of(4) { Tier::Offload } else { Tier::Gpu };
+    let change = |bytes: &mut Bytes<'_>| {
+        let Record { fate, parent, blocks, .. } = record(replica, bytes);
+        match fate {
+            Fate::Held => Change::Stored { parent, blocks, tier },
+            _ => Change::Removed { blocks, tier },
+        }
+    };
+    let changes: Vec<Change> = (0..bytes.u8() % 4).map(|_| change(bytes)).collect();
+    let from = link.observed_position(replica).filter(|_| !bytes.u8().is_multiple_of(4));
+    let to = Position { generation: 1 + u64::from(bytes.u8() % 2), seq: bytes.u8().into() };
+    link.observe(replica, from, to, &changes, !bytes.u8().is_multiple_of(4));
 }
