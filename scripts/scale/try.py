@@ -239,8 +239,10 @@ def main(envoy, prometheus, wasm, prepared, programs, folder):
         query = urllib.parse.quote("max(warmpath:recommended_replicas)")
         until("a recommendation", lambda: '"value"' in (
             fetch(f"http://127.0.0.1:{ports['prometheus']}/api/v1/query?query={query}") or ""))
-        environment = {**os.environ, "PATH": f"{work}/bin:{os.environ['PATH']}", "PROMETHEUS": f"http://127.0.0.1:{ports['prometheus']}",
-                       "METRICS": f"http://127.0.0.1:{ports['metrics']}"}
+        environment = {
+            **os.environ, "PATH": f"{work}/bin:{os.environ['PATH']}",
+            "PROMETHEUS": f"http://127.0.0.1:{ports['prometheus']}", "METRICS": f"http://127.0.0.1:{ports['metrics']}",
+        }
         begin("scale", str(ROOT / "scripts/scale.sh"), "--every", "1", "--for", "400", env=environment)
         play(work, ports, programs, began)
     except SystemExit:
