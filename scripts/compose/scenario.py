@@ -29,7 +29,8 @@ def free_port():
         return listener.getsockname()[1]
 
 
-PORTS = {name: free_port() for name in ("WARMPATH_PORT", "WARMPATH_METRICS_PORT", "PROMETHEUS_PORT", "GRAFANA_PORT")}
+NAMES = ("WARMPATH_PORT", "WARMPATH_METRICS_PORT", "WARMPATH_LIVE_PORT", "PROMETHEUS_PORT", "GRAFANA_PORT")
+PORTS = {name: free_port() for name in NAMES}
 ENVIRONMENT = {**os.environ, **{name: str(port) for name, port in PORTS.items()}, "COMPOSE_PROJECT_NAME": PROJECT}
 
 
@@ -153,6 +154,9 @@ def play(compose):
     envoy = containers("envoy")
     began = docker("inspect", "--format", "{{.State.StartedAt}}", *envoy.values())
     print(f"  {REPLICAS} replicas found by DNS, and an agent beside each")
+    live = PORTS["WARMPATH_LIVE_PORT"]
+    if "</html>" not in get(live, "/") or not json.loads(get(live, "/stats?format=json&filter=warmpath_vms"))["stats"]:
+        sys.exit("the live page is not served, or may not read what it shows")
 
     first = compose.load(400, 20)
     finish(first, "four replicas answered")
