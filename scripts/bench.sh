@@ -14,6 +14,11 @@
 #       the decision for one of 10,000 tokens, with 8 and 64 full replicas that hold nothing of it, all, or a part each,
 #       against hashing its blocks; --only decide is that alone.
 #
+#   scripts/bench.sh polls [--seconds N] [--json FILE] [--seed N] [--model FOLDER]
+#       What it costs to ask the agents of 64 idle replicas for their cache reports: CPU of an Envoy that is asked nothing,
+#       with agents as shipped, with each asked every 200 ms, with /metrics in their place and with neither, against
+#       proxying requests. It fails where the poll costs 5 % of that. A minute.
+#
 #   scripts/bench.sh tokenizers [FOLDER]...
 #       Loads tokenizers from tokenizer.json and from the prepared form: time, longest stall of a worker,
 #       memory of a VM and of Envoy with one and four workers. A FOLDER is a Hugging Face model folder, or
@@ -38,7 +43,7 @@ usage() {
 }
 
 case ${1:-} in
-requests | stages | tokenizers | memory | events) command=$1 && shift ;;
+requests | stages | polls | tokenizers | memory | events) command=$1 && shift ;;
 '' | --quick | --json | --connections | --seed | --model) command=requests ;;
 *) usage ;;
 esac
@@ -61,6 +66,15 @@ if [ "$command" = requests ]; then
     exec python3 scripts/bench/requests.py --envoy "$envoy" \
         --wasm "${WARMPATH_WASM:-$target/wasm32-wasip1/release/warmpath.wasm}" \
         --copy "$target/wasm32-wasip1/quick/examples/hold_and_copy.wasm" \
+        --prepare "$target/quick/warmpath-prepare" --traffic "$target/quick/examples/traffic" "$@"
+fi
+
+if [ "$command" = polls ]; then
+    [ -n "${WARMPATH_WASM:-}" ] || cargo build --quiet --release --lib --target wasm32-wasip1
+    cargo build --quiet --profile quick --features demo --example traffic
+    target=$(cd "$target" && pwd)
+    exec python3 scripts/bench/polls.py --envoy "$envoy" \
+        --wasm "${WARMPATH_WASM:-$target/wasm32-wasip1/release/warmpath.wasm}" \
         --prepare "$target/quick/warmpath-prepare" --traffic "$target/quick/examples/traffic" "$@"
 fi
 

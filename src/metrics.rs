@@ -358,6 +358,42 @@ pub const POLLS: Metric = Metric::counter(
     &["target", "result"],
     "Calls of the poller: admin, metrics or models; answered (ok), without all the numbers that routing goes by (incomplete), failed, too_large, or unreadable",
 );
+/// Cache reports by what came of them.
+pub const REPORTS: Metric = Metric::counter(
+    "warmpath_cache_reports_total",
+    &["result"],
+    "Answers of agents, by what they were: changes, unchanged or snapshot (a resync: all that is cached, at first and whenever the agent starts anew), all taken in; restarted (the first of a new process, which is asked for all once more), unused (its blocks cannot be used), out_of_order or deferred (asked again); late (of a replica that is gone); or no report: failed, refused (401, 403), timed_out, cut (its end did not come in time, or within 32 MiB), too_large, foreign (something else), other_version, damaged",
+);
+/// Size of reports.
+pub const REPORT_BYTES: Metric = Metric::counter(
+    "warmpath_cache_report_bytes_total",
+    &[],
+    "Bytes of agents' answers that were read",
+);
+/// Agents that are not believed any more.
+pub const REPORT_FALLBACKS: Metric = Metric::counter(
+    "warmpath_cache_report_fallbacks_total",
+    &["reason"],
+    "Times that a replica's agent could not be believed any more, so that it is taken to hold what was sent there: silent (no report for lost_after_ms), deaf (the agent does not hear its engine), damaged (a report that was wrong far behind), other_model, other_block_size, tenants",
+);
+/// Agents by what they are to their replicas.
+pub const AGENTS: Metric = Metric::gauge(
+    "warmpath_agents",
+    &["cluster", "state"],
+    "Replicas by their agents: reporting (what it says is what the replica holds), load_only (its blocks are not the filter's: another model's or of another size, or tenant_header is set), deaf (it does not hear its engine), lost (it has stopped reporting), unheard (there may be none)",
+);
+/// Blocks by the agent's account.
+pub const REPLICA_OBSERVED: Metric = Metric::gauge(
+    "warmpath_replica_observed_blocks",
+    &["cluster", "replica"],
+    "KV blocks that the replica holds by its agent's account; 0 without one",
+);
+/// Age of the cache report.
+pub const REPLICA_CACHE_REPORT_AGE: Metric = Metric::gauge(
+    "warmpath_replica_cache_report_age_ms",
+    &["cluster", "replica"],
+    "Milliseconds since the last report of the replica's agent; absent before the first",
+);
 /// Members that found no place.
 pub const UNPLACED_REPLICAS: Metric = Metric::gauge(
     "warmpath_unplaced_replicas",
@@ -596,6 +632,12 @@ pub const ALL: &[Metric] = &[
     DECISION,
     CALLBACK,
     POLLS,
+    REPORTS,
+    REPORT_BYTES,
+    REPORT_FALLBACKS,
+    AGENTS,
+    REPLICA_OBSERVED,
+    REPLICA_CACHE_REPORT_AGE,
     UNPLACED_REPLICAS,
     RESTARTS,
     REPLICAS,

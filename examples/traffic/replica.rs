@@ -2,11 +2,14 @@
 //!
 //! What an answer's usage tells is what the request's header `x-bench-usage` says: tokens of the prompt, those cached,
 //! and those of the answer. With `x-bench-events` the answer is a stream of that many events, each written by itself.
+//!
+//! Each is its own agent, too: one whose engine holds nothing and never will.
 
 use std::io::{BufRead, BufReader, Read, Write};
 use std::net::{TcpListener, TcpStream};
 use std::sync::Arc;
 use std::time::{Duration, SystemTime, UNIX_EPOCH};
+use warmpath::report::{self, CONTENT_TYPE, PATH, Position, Status};
 
 /// What every answer says that is no stream.
 pub const ANSWER: &str = "The first of these is the one that was asked for, since it is older than the others, and the rest of the table follows from it.";
@@ -18,6 +21,8 @@ struct Pages {
     models: String,
     metrics: String,
     model: String,
+    /// What an agent reports first, and from then on.
+    reports: [Vec<u8>; 2],
 }
 
 /// Serves at every address until the process is ended.
@@ -61,7 +66,22 @@ impl Pages {
         let models = format!(
             "{{\"object\":\"list\",\"data\":[{{\"id\":\"{model}\",\"object\":\"model\",\"root\":\"{model}\",\"parent\":null}}]}}"
         );
-        Self { models, metrics, model: model.to_owned() }
+        let status = Status {
+            model: model.to_owned(),
+            block_tokens: 16,
+            live: true,
+            capacity_blocks: Some(65_536),
+            started_at: Some(since as f64),
+            running: Some(0),
+            waiting: Some(0),
+            kv_usage: Some(0.0),
+            load_age_ms: Some(0),
+            engines: 1,
+            ..Status::default()
+        };
+        let at = Position { generation: 1, seq: 1 };
+        let reports = [None, Some(at)].map(|since| report::write(&status, since, at, []));
+        Self { models, metrics, model: model.to_owned(), reports }
     }
 }
 
@@ -84,6 +104,10 @@ fn answer_all(connection: &TcpStream, pages: &Pages) -> std::io::Result<()> {
         match head.path.as_str() {
             "/metrics" => page(&mut writer, "text/plain", &pages.metrics)?,
             "/v1/models" => page(&mut writer, "application/json", &pages.models)?,
+            path if path.starts_with(PATH) => {
+                let [first, unchanged] = &pages.reports;
+                bytes(&mut writer, CONTENT_TYPE, if path == PATH { first } else { unchanged })?;
+            }
             "/health" => page(&mut writer, "text/plain", "")?,
             _ if head.events > 0 => stream(&mut writer, &head, &pages.model)?,
             _ => page(&mut writer, "application/json", &document(&head, &pages.model))?,
@@ -120,11 +144,15 @@ fn head(reader: &mut impl BufRead) -> std::io::Result<Option<Head>> {
 }
 
 fn page(writer: &mut impl Write, kind: &str, body: &str) -> std::io::Result<()> {
-    let length = body.len();
-    let answer = format!(
-        "HTTP/1.1 200 OK\r\ncontent-type: {kind}\r\ncontent-length: {length}\r\n\r\n{body}"
+    bytes(writer, kind, body.as_bytes())
+}
+
+fn bytes(writer: &mut impl Write, kind: &str, body: &[u8]) -> std::io::Result<()> {
+    let head = format!(
+        "HTTP/1.1 200 OK\r\ncontent-type: {kind}\r\ncontent-length: {}\r\n\r\n",
+        body.len()
     );
-    writer.write_all(answer.as_bytes())
+    writer.write_all(&[head.as_bytes(), body].concat())
 }
 
 fn usage(head: &Head) -> String {

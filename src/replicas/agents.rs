@@ -5,8 +5,10 @@
 //! by its agent's account is the index' part, and whom to ask on which tick [`super::schedule`]'s.
 
 use super::schedule::Interval;
-use super::{Moment, ReplicaId};
-use crate::config::CacheReportConfig;
+use super::{Moment, Replica, ReplicaId};
+use crate::config::{CacheReportConfig, Config};
+use crate::report::Status;
+use crate::tokens::blocks::BlockSize;
 use hashbrown::HashMap;
 use std::time::Duration;
 
@@ -31,6 +33,25 @@ pub enum Standing {
 }
 
 impl Standing {
+    /// What an agent is that says this of a replica.
+    pub fn of(config: &Config, replica: &Replica, status: &Status) -> Self {
+        if !status.live {
+            return Self::Deaf;
+        }
+        let is_ours = |name: Option<&String>| name == Some(&status.model);
+        let size = BlockSize::new(status.block_tokens);
+        let misfit = if config.tenant_header.is_some() {
+            Misfit::Tenants
+        } else if !config.models.iter().any(|model| is_ours(model.names.first())) {
+            Misfit::Model
+        } else if size.is_some_and(|size| replica.block_size.is_some_and(|own| own != size)) {
+            Misfit::BlockSize
+        } else {
+            return Self::Reporting;
+        };
+        Self::LoadOnly(misfit)
+    }
+
     /// The states without their causes.
     pub const LABELS: [&str; 5] = ["unheard", "reporting", "load_only", "deaf", "lost"];
 
@@ -188,6 +209,13 @@ impl Agents {
         agent.misses = agent.misses.saturating_add(1);
     }
 
+    /// Its answer could not be taken in, which is no fault of its.
+    pub fn excuse(&mut self, id: ReplicaId) {
+        if let Some(agent) = self.agents.get_mut(&id) {
+            agent.unanswered = None;
+        }
+    }
+
     /// It has reported. What it was before.
     pub fn heard(&mut self, id: ReplicaId, heard: Heard, now: Moment) -> Standing {
         let agent = self.agents.entry(id).or_default();
@@ -197,6 +225,14 @@ impl Agents {
         let (unanswered, misses) = (None, 0);
         *agent = Agent { standing, tells_load, heard: Some(now), unanswered, misses, quiet };
         before
+    }
+
+    /// Its report turned out to be none after all: nothing that it told is believed, and it is tried out again. What it
+    /// was before.
+    pub fn disprove(&mut self, id: ReplicaId) -> Standing {
+        let agent = self.agents.entry(id).or_default();
+        agent.misses = agent.misses.saturating_add(1);
+        std::mem::replace(&mut agent.standing, Standing::Lost)
     }
 
     /// Gives up who has left questions unanswered for too long. Who that is now, and what each was before.
@@ -231,7 +267,7 @@ impl Agents {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::config::Config;
+    use crate::replicas::{Member, ReplicaTable, stats};
 
     const ID: ReplicaId = ReplicaId { slot: 0, incarnation: 1 };
 
@@ -314,6 +350,16 @@ mod tests {
     }
 
     #[test]
+    fn an_agent_whose_answer_could_not_be_taken_in_is_not_silent() {
+        let mut agents = Agents::default();
+        agents.heard(ID, heard(Standing::Reporting), at(0));
+        agents.asked(ID, at(1000));
+        agents.excuse(ID);
+        agents.asked(ID, at(2900));
+        assert_eq!(agents.give_up(&config(), at(4800)), []);
+    }
+
+    #[test]
     fn an_agent_of_the_last_leader_has_as_long_as_any_to_answer() {
         let mut agents = Agents::default();
         agents.inherit(ID, at(5000));
@@ -338,6 +384,45 @@ mod tests {
             agents.heard(ID, Heard { standing, is_busy: false, tells_load }, at(0));
             assert_eq!(agents.needs_metrics(ID), expected, "{standing:?}, {tells_load}");
         }
+    }
+
+    #[test]
+    fn a_report_that_is_damaged_far_behind_is_no_report() {
+        let mut agents = Agents::default();
+        agents.heard(ID, heard(Standing::Reporting), at(0));
+        assert_eq!(agents.disprove(ID), Standing::Reporting);
+        assert_eq!((agents.standing(ID), every(&agents, true)), (Standing::Lost, 2000));
+        assert!(agents.interval(ID, &config(), true).is_trial && agents.needs_metrics(ID));
+    }
+
+    #[track_caller]
+    fn check_standing(options: &str, change: fn(&mut Status), expected: Standing) {
+        let json = format!(
+            r#"{{"models": [{{"name": "m", "aliases": ["n"], "prepared": {{"cluster": "files", "path": "/m"}}}}],
+                "clusters": [{{"name": "pool", "admin_cluster": "admin"}}]{options}}}"#
+        );
+        let mut table = ReplicaTable::default();
+        table.set_members("pool", &[Member::healthy("10.0.0.1:80".to_owned())]);
+        let block_size = BlockSize::new(16);
+        let page = stats::Report { block_size, ..stats::Report::default() };
+        table.set_report(0, &page, 0, at(0));
+        let (model, live) = ("m".to_owned(), true);
+        let mut status = Status { model, live, block_tokens: 16, ..Status::default() };
+        change(&mut status);
+        let config = Config::parse(json.as_bytes()).unwrap();
+        assert_eq!(Standing::of(&config, table.at(0).unwrap(), &status), expected);
+    }
+
+    #[test]
+    fn blocks_are_used_where_they_are_what_the_filter_hashes() {
+        check_standing("", |_| (), Standing::Reporting);
+        check_standing("", |status| status.block_tokens = 0, Standing::Reporting);
+        check_standing("", |status| status.live = false, Standing::Deaf);
+        let misfit = Standing::LoadOnly;
+        check_standing("", |status| status.block_tokens = 32, misfit(Misfit::BlockSize));
+        // An alias is not what chains start from.
+        check_standing("", |status| status.model = "n".to_owned(), misfit(Misfit::Model));
+        check_standing(r#", "tenant_header": "x-tenant""#, |_| (), misfit(Misfit::Tenants));
     }
 
     #[test]

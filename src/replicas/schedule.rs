@@ -177,13 +177,6 @@ impl Schedule {
         let timeout = u64::try_from(pace.timeout.as_nanos()).unwrap_or(u64::MAX);
         *due = Moment(due.0.saturating_sub(timeout));
     }
-
-    /// A replica is asked for its load as soon as there is a turn: its agent tells it no more.
-    pub fn hurry_metrics(&mut self, id: ReplicaId) {
-        if let Some(due) = self.due.get_mut(&id) {
-            due.metrics = Moment::default();
-        }
-    }
 }
 
 #[cfg(test)]

@@ -7,9 +7,11 @@
 //!
 //! This deliberately knows no engine, no connection and no index: `agent` writes reports, the filter's poller reads them.
 
+mod pieces;
 mod read;
 mod write;
 
+pub use pieces::{Piece, Pieces};
 pub use read::{Report, ReportError};
 pub use write::{Changes, write, write_head};
 

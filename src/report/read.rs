@@ -95,6 +95,11 @@ impl Report {
         Ok(Self { status, since, position, body, at, present: None })
     }
 
+    /// The bytes of it.
+    pub fn bytes(&self) -> usize {
+        self.body.len()
+    }
+
     /// Whether all changes have been read.
     pub fn is_done(&self) -> bool {
         self.present.is_none() && self.at >= self.body.len()

@@ -3,9 +3,10 @@
 //! When to ask whom is [`crate::replicas::schedule`]'s part, and what an answer says the poller's.
 
 use super::{ROUTING_HEADER, host};
-use crate::config::PollConfig;
+use crate::config::{AgentConfig, PollConfig};
 use crate::replicas::schedule::Question;
 use crate::replicas::{ReplicaId, clusters, models, stats};
+use crate::report::{CONTENT_TYPE, MAX_REPORT_BYTES, PATH, Position};
 use hashbrown::HashMap;
 use std::time::Duration;
 
@@ -19,6 +20,8 @@ pub enum Call {
     /// With our own requests in flight there when it was asked.
     Metrics(ReplicaId, u32),
     Models(ReplicaId),
+    /// Of a replica's agent, likewise.
+    Report(ReplicaId, u32),
 }
 
 impl Call {
@@ -28,6 +31,7 @@ impl Call {
             Self::Admin(_) => "admin",
             Self::Metrics(..) => "metrics",
             Self::Models(_) => "models",
+            Self::Report(..) => "report",
         }
     }
 
@@ -37,6 +41,7 @@ impl Call {
             Self::Admin(_) => clusters::MAX_ANSWER_BYTES,
             Self::Metrics(..) => stats::MAX_PAGE_BYTES,
             Self::Models(_) => models::MAX_ANSWER_BYTES,
+            Self::Report(..) => MAX_REPORT_BYTES,
         }
     }
 
@@ -46,6 +51,7 @@ impl Call {
             Self::Admin(_) => None,
             Self::Metrics(id, _) => Some((*id, Question::Metrics)),
             Self::Models(id) => Some((*id, Question::Models)),
+            Self::Report(id, _) => Some((*id, Question::Report)),
         }
     }
 }
@@ -73,6 +79,23 @@ impl Calls {
         self.begin(ask(poll, address, path, None, timeout), call.clone())
     }
 
+    /// Asks a replica's agent for what is new since a position. False when Envoy does not.
+    pub fn ask_agent(
+        &mut self,
+        call: &Call,
+        agent: &AgentConfig,
+        address: &str,
+        since: Option<Position>,
+        timeout: Duration,
+    ) -> bool {
+        let path = since.map(|since| format!("{PATH}?since={since}"));
+        let path = path.as_deref().unwrap_or(PATH);
+        let token = agent.token.as_ref().map(|token| format!("Bearer {}", token.reveal()));
+        let mut headers = vec![(ROUTING_HEADER, address)];
+        headers.extend(token.as_deref().map(|token| ("authorization", token)));
+        self.begin(host::call(&agent.cluster, address, path, &headers, timeout), call.clone())
+    }
+
     fn begin(&mut self, token: Option<u32>, call: Call) -> bool {
         token.map(|token| self.0.insert(token, call)).is_some()
     }
@@ -86,14 +109,14 @@ impl Calls {
         body_size: usize,
     ) -> Option<(Call, Result<Vec<u8>, &'static str>)> {
         let call = self.0.remove(&token)?;
-        // Without headers the call was reset, and asking for one would be an error.
-        let ok = num_headers > 0 && host::call_header(":status").as_deref() == Some(b"200");
-        let answer = if !ok {
-            Err("failed")
-        } else if body_size > call.max_bytes() {
-            Err("too_large")
-        } else {
-            host::call_body(body_size).ok_or(UNREADABLE)
+        let problem = match &call {
+            Call::Report(..) => no_report(num_headers),
+            _ => (status(num_headers).as_deref() != Some(b"200")).then_some("failed"),
+        };
+        let answer = match problem {
+            Some(problem) => Err(problem),
+            None if body_size > call.max_bytes() => Err("too_large"),
+            None => host::call_body(body_size).ok_or(UNREADABLE),
         };
         Some((call, answer))
     }
@@ -101,6 +124,26 @@ impl Calls {
     /// Takes it that none of them will be answered.
     pub fn forget(&mut self) {
         self.0.clear();
+    }
+}
+
+/// The status of an answer. Without headers the call was reset, and asking for one would be an error.
+fn status(num_headers: usize) -> Option<Vec<u8>> {
+    (num_headers > 0).then(|| host::call_header(":status")).flatten()
+}
+
+/// Why an answer cannot be a report, as far as its head says.
+fn no_report(num_headers: usize) -> Option<&'static str> {
+    match status(num_headers).as_deref() {
+        Some(b"200") => {
+            let content_type = host::call_header("content-type");
+            (content_type.as_deref() != Some(CONTENT_TYPE.as_bytes())).then_some("foreign")
+        }
+        Some(b"401" | b"403") => Some("refused"),
+        Some(b"504") => Some("timed_out"),
+        // Its end did not come in time, or not within what Envoy collects of an answer.
+        None => Some("cut"),
+        Some(_) => Some("failed"),
     }
 }
 

@@ -6,6 +6,7 @@
 
 use super::link::Link;
 use super::meters;
+use super::reports::Reports;
 use super::seat::Seat;
 use super::trust::Trust;
 use crate::charge::Charges;
@@ -13,13 +14,14 @@ use crate::config::Config;
 use crate::drift::Kind;
 use crate::learn::Speed;
 use crate::metrics::{self, Metric};
+use crate::replicas::agents::Standing;
 use crate::replicas::strikes::Strikes;
 use crate::replicas::{Health, Moment, Replica, ReplicaId, ReplicaTable};
 use hashbrown::HashMap;
 use std::rc::Rc;
 
 /// Every gauge of one replica.
-const OF_REPLICA: [&Metric; 14] = [
+const OF_REPLICA: [&Metric; 16] = [
     &metrics::REPLICA_IN_FLIGHT,
     &metrics::REPLICA_UNFINISHED,
     &metrics::REPLICA_SUSPENDED,
@@ -34,6 +36,8 @@ const OF_REPLICA: [&Metric; 14] = [
     &metrics::REPLICA_WAITING,
     &metrics::REPLICA_REPORT_AGE,
     &metrics::REPLICA_KV_USAGE,
+    &metrics::REPLICA_OBSERVED,
+    &metrics::REPLICA_CACHE_REPORT_AGE,
 ];
 
 const HEALTH: [(Health, &str); 3] = [
@@ -158,6 +162,29 @@ impl Gauges {
         }
     }
 
+    /// Tells what agents report.
+    pub fn report_agents(&self, link: &Link, table: &ReplicaTable, reports: &Reports, now: Moment) {
+        for cluster in self.config.clusters.iter().map(|cluster| cluster.name.as_str()) {
+            if !self.seat.speaks_for(cluster) {
+                continue;
+            }
+            let counts = reports.standings(table, cluster);
+            for state in Standing::LABELS {
+                let count = counts.get(state).copied().unwrap_or_default();
+                meters::record(&metrics::AGENTS, &[cluster, state], count);
+            }
+            for replica in table.in_cluster(cluster) {
+                let labels = [cluster, replica.address.as_str()];
+                let observed = link.index().observed_blocks(replica.id) as u64;
+                meters::record(&metrics::REPLICA_OBSERVED, &labels, observed);
+                if let Some(heard) = reports.last_heard(replica.id) {
+                    let age = now.since(heard);
+                    meters::record_ms(&metrics::REPLICA_CACHE_REPORT_AGE, &labels, age);
+                }
+            }
+        }
+    }
+
     /// Tells which prompts are matched.
     pub fn report_trust(&self, trust: &Trust) {
         if !self.seat.is_newest() {
@@ -187,6 +214,9 @@ impl Gauges {
                 });
                 HEALTH.iter().for_each(|(_, label)| {
                     meters::clear(&metrics::REPLICAS, &[cluster, label]);
+                });
+                Standing::LABELS.iter().for_each(|state| {
+                    meters::clear(&metrics::AGENTS, &[cluster, state]);
                 });
             }
         }

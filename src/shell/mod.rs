@@ -17,6 +17,7 @@ mod models;
 mod oracle;
 mod poller;
 mod reading;
+mod reports;
 mod root;
 mod routed;
 mod seat;

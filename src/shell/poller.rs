@@ -10,15 +10,17 @@
 use super::calls::{self, Call, Calls};
 use super::gauges::{Findings, Gauges, Topology};
 use super::link::{self, Link, SharedLease};
+use super::reports::{self, Reports};
 use super::seat::Seat;
 use super::trust::Trust;
 use super::{host, meters};
 use crate::config::{Config, Membership};
 use crate::learn::sizing::Sizing;
 use crate::metrics;
+use crate::replicas::agents::Standing;
 use crate::replicas::schedule::{Pace, Question, Schedule, Wish};
 use crate::replicas::stats::Report;
-use crate::replicas::{Member, Moment, ReplicaId, ReplicaTable, clusters, models};
+use crate::replicas::{Member, Moment, Replica, ReplicaId, ReplicaTable, clusters, models};
 use crate::share::table::Refusal;
 use hashbrown::HashSet;
 use std::rc::Rc;
@@ -68,6 +70,7 @@ pub struct Poller {
     calls: Calls,
     admin_due: Moment,
     schedule: Schedule,
+    reports: Reports,
     findings: Findings,
     sizing: Sizing,
     gauges: Gauges,
@@ -91,6 +94,7 @@ impl Poller {
             calls: Calls::default(),
             admin_due: Moment::default(),
             schedule: Schedule::default(),
+            reports: Reports::default(),
             findings: Findings::default(),
             sizing: Sizing::default(),
             gauges,
@@ -124,7 +128,10 @@ impl Poller {
         let confirmed = held.filter(|_| held == self.held);
         self.held = held;
         let led = self.leading.take();
-        let Some(epoch) = confirmed else { return };
+        let Some(epoch) = confirmed else {
+            self.reports.forget();
+            return;
+        };
         if let Err(refusal) = self.lead(link, epoch, led, now) {
             if let Refusal::Superseded(epoch) = refusal {
                 self.taken = epoch;
@@ -133,6 +140,9 @@ impl Poller {
         }
         self.leading = confirmed;
         self.gauges.report(link, &self.table, &mut self.findings, now);
+        if self.config.cache_report.is_some() {
+            self.gauges.report_agents(link, &self.table, &self.reports, now);
+        }
         self.gauges.report_trust(trust);
     }
 
@@ -163,6 +173,10 @@ impl Poller {
             self.dirty = true;
             self.calls.forget();
             self.set_static_members();
+            self.reports.take_over(link, &self.table, now);
+        }
+        for id in self.reports.tick(link, &self.config, &self.table, now) {
+            self.dirty |= self.table.set_drains(id, false);
         }
         self.ask(link, now);
         self.size(link);
@@ -216,23 +230,42 @@ impl Poller {
             self.admin_due = now.plus(self.config.poll_interval);
             self.ask_admin();
         }
-        let config = Rc::clone(&self.config);
-        let polled = |cluster: &str| config.cluster_named(cluster)?.poll.as_ref();
-        let replicas = self.table.iter().filter(|replica| polled(&replica.cluster).is_some());
-        let wish = |id| Wish { id, metrics: true, models: true, report: None };
-        let wishes = replicas.map(|replica| wish(replica.id));
-        let questions = self.schedule.next(wishes, &self.pace(), now, MAX_CALLS_PER_TICK);
-        let (charges, timeout) = (link.all_charges(now), self.config.poll_timeout);
-        for (id, question) in questions {
+        let (config, pace) = (Rc::clone(&self.config), self.pace());
+        let polled = |replica: &Replica| config.cluster_named(&replica.cluster)?.poll.as_ref();
+        let charges = link.all_charges(now);
+        let wishes = self.table.iter().map(|replica| {
+            let has_requests = charges.of(replica.id).requests > 0;
+            let asked = config.cache_report.as_ref();
+            Wish {
+                id: replica.id,
+                metrics: polled(replica).is_some() && self.reports.needs_metrics(replica.id),
+                models: polled(replica).is_some(),
+                report: asked.and_then(|c| self.reports.interval(c, replica, has_requests)),
+            }
+        });
+        for (id, question) in self.schedule.next(wishes, &pace, now, MAX_CALLS_PER_TICK) {
             let Some(replica) = self.table.by_id(id) else { continue };
-            let Some(poll) = polled(&replica.cluster) else { continue };
+            let own = charges.of(id).requests;
             let call = match question {
-                Question::Metrics => Call::Metrics(id, charges.of(id).requests),
+                Question::Metrics => Call::Metrics(id, own),
                 Question::Models => Call::Models(id),
-                Question::Report => continue,
+                Question::Report => Call::Report(id, own),
             };
-            let begun = self.calls.ask_replica(&call, poll, &replica.address, timeout);
-            self.note(begun, &call, &poll.cluster);
+            let timeout = pace.timeout;
+            let (begun, through) = if let Call::Report(..) = call {
+                let Some(report) = &config.cache_report else { continue };
+                let Some(address) = report.agent.address(&replica.address) else { continue };
+                self.reports.asked(id, now);
+                let since = self.reports.since(link, id);
+                (
+                    self.calls.ask_agent(&call, &report.agent, &address, since, timeout),
+                    &report.agent.cluster,
+                )
+            } else {
+                let Some(poll) = polled(replica) else { continue };
+                (self.calls.ask_replica(&call, poll, &replica.address, timeout), &poll.cluster)
+            };
+            self.note(begun, &call, through);
         }
     }
 
@@ -270,9 +303,21 @@ impl Poller {
         if begun {
             self.complained_of.remove(&(cluster.to_owned(), NO_SUCH_CLUSTER));
         } else {
-            meters::add(&metrics::POLLS, &[call.target(), "failed"], 1);
+            self.count(call, "failed");
             self.complain(cluster, NO_SUCH_CLUSTER);
             self.answered(call);
+        }
+    }
+
+    /// Counts what came of a call.
+    fn count(&mut self, call: &Call, result: &'static str) {
+        let Call::Report(id, _) = call else {
+            return meters::add(&metrics::POLLS, &[call.target(), result], 1);
+        };
+        meters::add(&metrics::REPORTS, &[result], 1);
+        let cluster = self.table.by_id(*id).map(|replica| replica.cluster.clone());
+        if let (Some(complaint), Some(cluster)) = (reports::complaint(result), cluster) {
+            self.complain(&cluster, complaint);
         }
     }
 
@@ -301,11 +346,17 @@ impl Poller {
             return false;
         };
         self.answered(&call);
-        let result = match answer {
-            Ok(body) => self.take(link, &call, &body).unwrap_or(calls::UNREADABLE),
-            Err(result) => result,
-        };
-        meters::add(&metrics::POLLS, &[call.target(), result], 1);
+        let taken = answer.and_then(|body| match call {
+            Call::Report(id, own) => self.take_cache_report(link, id, own, body),
+            _ => self.take(link, &call, &body).ok_or(calls::UNREADABLE),
+        });
+        let result = taken.unwrap_or_else(|problem| {
+            if let Call::Report(id, _) = call {
+                self.reports.missed(id);
+            }
+            problem
+        });
+        self.count(&call, result);
         true
     }
 
@@ -315,6 +366,7 @@ impl Poller {
             Call::Admin(admin) => self.take_members(admin, body),
             Call::Metrics(id, own) => self.take_report(link, *id, *own, body),
             Call::Models(id) => self.take_models(*id, body),
+            Call::Report(..) => None,
         };
         self.dirty |= taken.is_some();
         taken
@@ -353,15 +405,29 @@ impl Poller {
     ) -> Option<&'static str> {
         let page = String::from_utf8_lossy(body);
         let report = Report::parse(&page)?;
-        let now = host::now();
-        link.refresh(now);
-        // The engine wrote the page some time between the question and its answer.
-        let own = asked.max(link.all_charges(now).of(id).requests);
         let result = if report.is_complete() { "ok" } else { "incomplete" };
         // The place may have gone to another replica while the call was under way.
         let Some(replica) = self.table.by_id(id) else { return Some(result) };
         let cluster = replica.cluster.clone();
-        if self.table.set_report(id.slot, &report, own, now) {
+        self.take_load(link, id, asked, &report, host::now());
+        self.take_topology(id, &cluster, &report);
+        Some(result)
+    }
+
+    /// Takes in what a replica, or its agent, says of its load. Whether it is another process' now.
+    fn take_load(
+        &mut self,
+        link: &mut Link,
+        id: ReplicaId,
+        asked: u32,
+        report: &Report,
+        now: Moment,
+    ) -> bool {
+        link.refresh(now);
+        // The engine wrote it some time between the question and its answer.
+        let own = asked.max(link.all_charges(now).of(id).requests);
+        let restarted = self.table.set_report(id.slot, report, own, now);
+        if restarted {
             // What was there may be another model's now: that does not wait for a tick.
             if let Some(epoch) = self.leading
                 && self.publish(link, epoch, now).is_err()
@@ -370,8 +436,37 @@ impl Poller {
             }
             meters::add(&metrics::RESTARTS, &[], 1);
         }
-        self.take_topology(id, &cluster, &report);
-        Some(result)
+        restarted
+    }
+
+    /// Takes in what an agent reports: what is counted of it, or why it is no report.
+    fn take_cache_report(
+        &mut self,
+        link: &mut Link,
+        id: ReplicaId,
+        asked: u32,
+        body: Vec<u8>,
+    ) -> Result<&'static str, &'static str> {
+        let report = self.reports.read(body)?;
+        let Some(report) = report else { return Ok(self.reports.defer(id)) };
+        let known = self.table.by_id(id).filter(|_| self.leading.is_some());
+        let Some(replica) = known else { return Ok("late") };
+        let (cluster, before) = (replica.cluster.clone(), shown(replica));
+        let standing = Standing::of(&self.config, replica, &report.status);
+        if let Standing::LoadOnly(misfit) = standing {
+            self.complain(&cluster, misfit.complaint());
+        }
+        let (said, now) = (reports::page(&report.status, standing), host::now());
+        if self.take_load(link, id, asked, &said, now) {
+            return Ok("restarted");
+        }
+        if let Some(load) = report.status.load() {
+            self.take_topology(id, &cluster, &load);
+        }
+        self.dirty |= self.table.set_drains(id, report.status.draining);
+        // What is as it was need not be told at once: it is published within a second.
+        self.dirty |= self.table.by_id(id).map(shown) != Some(before);
+        Ok(self.reports.take(link, id, standing, report, now))
     }
 
     /// Says what routing does not understand of a replica, once.
@@ -397,4 +492,10 @@ impl Poller {
         }
         Some("ok")
     }
+}
+
+/// What others go by of what a replica reports, but for when that was.
+fn shown(replica: &Replica) -> impl PartialEq + use<> {
+    let load = replica.load.map(|load| (load.running, load.waiting, load.kv_usage, load.own));
+    (load, replica.block_size, replica.capacity_blocks, replica.adapters.clone())
 }

@@ -313,7 +313,7 @@ fn config(places: &[Place]) -> Config {
     let agents: Vec<SocketAddr> = places.iter().map(|place| place.agent).collect();
     let replicas: Vec<SocketAddr> = places.iter().map(|place| place.address).collect();
     config.set_replicas(&replicas);
-    config.add_cluster_like("replicas_poll", "agents", &agents);
+    config.set_endpoints("agents", &agents);
     config.change_plugin(|plugin| {
         plugin["poll_interval_ms"] = json!(100);
         plugin["learn_rates"] = json!(false);

@@ -59,6 +59,10 @@ mod polling;
 #[cfg(test)]
 mod prefixes;
 #[cfg(test)]
+mod reporters;
+#[cfg(test)]
+mod reports;
+#[cfg(test)]
 mod requests;
 #[cfg(test)]
 mod security;

@@ -203,6 +203,17 @@ impl Config {
         self.text.replace_range(range, text);
     }
 
+    /// Puts these endpoints in the place of a cluster's.
+    pub fn set_endpoints(&mut self, name: &str, places: &[SocketAddr]) {
+        let section = self.cluster(name);
+        let (head, _) = section.split_once("      - lb_endpoints:").expect("endpoints");
+        let mut text = format!("{head}      - lb_endpoints:\n");
+        for place in places {
+            text.push_str(&format!("        - {}\n", endpoint(place)));
+        }
+        self.set_cluster(name, &text);
+    }
+
     /// Adds fields to a cluster.
     pub fn add_to_cluster(&mut self, name: &str, fields: &str) {
         let at = "    connect_timeout: 1s\n";
@@ -213,22 +224,20 @@ impl Config {
 
     /// Adds a cluster of these replicas and the one through which they are polled, both as those for `replicas` are.
     pub fn add_replicas(&mut self, name: &str, replicas: &[SocketAddr]) {
-        self.add_cluster_like("replicas", name, replicas);
-        self.add_cluster_like("replicas_poll", &format!("{name}_poll"), replicas);
-    }
-
-    /// Adds a cluster with these addresses that is otherwise as another one.
-    pub fn add_cluster_like(&mut self, like: &str, name: &str, addresses: &[SocketAddr]) {
-        let section = self.cluster(like);
-        let head = section.split("      - lb_endpoints:").next().unwrap_or_default();
-        let head = head
-            .replace(&format!("- name: {like}\n"), &format!("- name: {name}\n"))
-            .replace(&format!("cluster_name: {like}\n"), &format!("cluster_name: {name}\n"));
-        let mut text = format!("\n{head}      - lb_endpoints:\n");
-        for address in addresses {
-            text.push_str(&format!("        - {}\n", endpoint(address)));
+        for (like, name) in
+            [("replicas", name.to_owned()), ("replicas_poll", format!("{name}_poll"))]
+        {
+            let section = self.cluster(like);
+            let head = section.split("      - lb_endpoints:").next().unwrap_or_default();
+            let head = head
+                .replace(&format!("- name: {like}\n"), &format!("- name: {name}\n"))
+                .replace(&format!("cluster_name: {like}\n"), &format!("cluster_name: {name}\n"));
+            let mut text = format!("\n{head}      - lb_endpoints:\n");
+            for replica in replicas {
+                text.push_str(&format!("        - {}\n", endpoint(replica)));
+            }
+            self.text.push_str(&text);
         }
-        self.text.push_str(&text);
     }
 
     /// Puts these routes in front of the one that is shipped.
