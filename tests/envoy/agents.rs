@@ -259,7 +259,7 @@ fn an_agent_reports_what_its_engine_holds_whatever_batches_go_astray() {
         }
 
         // What nobody can know any more is not guessed at: nothing is reported that is not held.
-        for fault in [EventFault::Garble, EventFault::Lose] {
+        for fault in [EventFault::Lose, EventFault::Garble] {
             handle.replica.set_control(|control| control.events = Some((fault, 2)));
             ask_some(place.address, &mut chance, &mut asked, 12).await;
             let part = |status: &Status, reported: &Blocks, held: &Blocks| {

@@ -55,6 +55,8 @@ mod framing;
 #[cfg(test)]
 mod leaving;
 #[cfg(test)]
+mod manifests;
+#[cfg(test)]
 mod polling;
 #[cfg(test)]
 mod prefixes;
@@ -80,3 +82,5 @@ mod transports;
 mod traps;
 #[cfg(test)]
 mod updates;
+#[cfg(test)]
+mod watched;

@@ -54,12 +54,19 @@ pub struct Config {
 /// Between the listener for inference and its copies.
 const LISTENER_COPY: &str = "\n  # A copy.\n";
 
-/// The shipped files, by name.
+/// The shipped files, by name: those of `envoy`, and one each in some folders.
 pub fn shipped() -> Vec<String> {
     let folder = Path::new(env!("CARGO_MANIFEST_DIR")).join("envoy");
-    let entries = std::fs::read_dir(folder).unwrap();
-    let names = entries.map(|entry| entry.unwrap().file_name().into_string().unwrap());
-    let mut names: Vec<String> = names.filter(|name| name.ends_with(".yaml")).collect();
+    let mut names = Vec::new();
+    for entry in std::fs::read_dir(&folder).unwrap() {
+        let name = entry.unwrap().file_name().into_string().unwrap();
+        let inner = format!("{name}/envoy.yaml");
+        if name.ends_with(".yaml") {
+            names.push(name);
+        } else if folder.join(&inner).exists() {
+            names.push(inner);
+        }
+    }
     names.sort();
     names
 }
@@ -73,8 +80,13 @@ impl Config {
     /// A file of the folder `envoy` as it is shipped.
     pub fn read_named(name: &str) -> Self {
         let path = Path::new(env!("CARGO_MANIFEST_DIR")).join("envoy").join(name);
-        let text =
-            std::fs::read_to_string(&path).unwrap_or_else(|e| panic!("{}: {e}", path.display()));
+        Self::of(
+            std::fs::read_to_string(&path).unwrap_or_else(|e| panic!("{}: {e}", path.display())),
+        )
+    }
+
+    /// A configuration of a test's own.
+    pub fn of(text: String) -> Self {
         Self { text, watched: Vec::new(), arguments: Vec::new(), log_level: "warning" }
     }
 
@@ -99,8 +111,13 @@ impl Config {
 
     /// Puts the two files where they are on this machine.
     pub fn set_files(&mut self, wasm: &Path, prepared: &Path) {
+        self.text =
+            self.text.replace("/etc/warmpath/filter/plugin.wasm", "/etc/warmpath/warmpath.wasm");
+        self.text = self.text.replace("/etc/warmpath/tokenizers/", "/etc/warmpath/");
         self.replace("/etc/warmpath/warmpath.wasm", &wasm.display().to_string());
         self.replace("/etc/warmpath/qwen3.warmpath", &prepared.display().to_string());
+        let page = Path::new(env!("CARGO_MANIFEST_DIR")).join("envoy/live.html");
+        self.text = self.text.replace("/etc/warmpath/live.html", &page.display().to_string());
     }
 
     /// Moves the listeners to free ports of the loopback.
