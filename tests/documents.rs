@@ -166,10 +166,34 @@ fn variants_of_the_shipped_configuration_differ_where_they_say() {
     }
 }
 
+/// Those that find replicas by DNS have every line of the private variant, in its order, but for the places of files, how
+/// replicas are found and how often their health is asked for.
+#[test]
+fn configurations_by_dns_differ_where_they_say() {
+    let found = ["type: STATIC", "port_value: 800", "port_value: 900"];
+    let other = ["filename:", "interval: 2s", "- timeout: 2s", "\"max_body_bytes\""];
+    let differ = [found.as_slice(), other.as_slice()].concat();
+    let main = document("envoy/private-admin.yaml");
+    let main = main.replace(" # CHANGE", "");
+    for name in ["envoy/compose/envoy.yaml", "envoy/kubernetes/envoy.yaml"] {
+        let variant = document(name);
+        let mut lines = variant.lines();
+        let shared = main.lines().filter(|line| !line.trim_start().starts_with('#'));
+        for line in shared.filter(|line| !differ.iter().any(|differ| line.contains(differ))) {
+            assert!(lines.any(|other| other == line), "{name} lacks, or has elsewhere: {line}");
+        }
+        assert!(!variant.contains("port_value: 8001"), "{name}");
+        assert!(variant.matches("{address: replica, port_value: ").count() >= 2, "{name}");
+    }
+}
+
 #[test]
 fn every_path_that_a_document_names_exists() {
-    for name in ["README.md", "ARCHITECTURE.md", "CHANGELOG.md", "docs/limits.md"] {
-        let text = document(name);
+    let documents = ["install", "limits", "operate", "troubleshoot"];
+    let documents = documents.map(|name| format!("docs/{name}.md"));
+    let main = ["README.md", "ARCHITECTURE.md", "CHANGELOG.md"].map(str::to_owned);
+    for name in main.into_iter().chain(documents) {
+        let text = document(&name);
         let quoted = text.split('`').skip(1).step_by(2);
         let roots = ["src/", "tests/", "scripts/", "envoy/", ".ci/", "examples/", "docs/"];
         for path in quoted.filter(|path| roots.iter().any(|root| path.starts_with(root))) {
@@ -178,6 +202,84 @@ fn every_path_that_a_document_names_exists() {
             assert!(found, "{name} names {path}, which is not there");
         }
     }
+}
+
+/// The words of a text that are names of metrics or of recording rules.
+fn metric_names(text: &str) -> BTreeSet<&str> {
+    let is_part = |c: char| c.is_ascii_alphanumeric() || "_:".contains(c);
+    let words = text.split(|c: char| !is_part(c)).map(|word| word.trim_end_matches(':'));
+    words.filter(|word| word.starts_with("warmpath_") || word.starts_with("warmpath:")).collect()
+}
+
+/// Rules, alerts, dashboard, page and documents name what there is, and every alert a section of a document.
+#[test]
+fn what_watches_names_metrics_rules_and_runbooks_that_there_are() {
+    let (rules, alerts) = (
+        document("envoy/prometheus/warmpath.rules.yml"),
+        document("envoy/prometheus/warmpath.alerts.yml"),
+    );
+    let recorded: BTreeSet<&str> =
+        rules.lines().filter_map(|line| line.trim().strip_prefix("- record: ")).collect();
+    // Files, filter state, options and programs that begin like metrics.
+    let others = ["warmpath_files", "warmpath_no_fallback", "warmpath_io"];
+    for (file, text) in [
+        ("envoy/prometheus/warmpath.rules.yml", rules.clone()),
+        ("envoy/prometheus/warmpath.alerts.yml", alerts.clone()),
+        (
+            "envoy/grafana/dashboards/warmpath.json",
+            document("envoy/grafana/dashboards/warmpath.json"),
+        ),
+        ("envoy/live.html", document("envoy/live.html")),
+        ("envoy/kubernetes/hpa.yaml", document("envoy/kubernetes/hpa.yaml")),
+        (
+            "envoy/kubernetes/keda-scaledobject.yaml",
+            document("envoy/kubernetes/keda-scaledobject.yaml"),
+        ),
+        ("scripts/scale.sh", document("scripts/scale.sh")),
+        ("docs/operate.md", document("docs/operate.md")),
+        ("docs/troubleshoot.md", document("docs/troubleshoot.md")),
+    ] {
+        let mut named = 0;
+        for name in metric_names(&text) {
+            let plain = ["_bucket", "_count", "_sum"].iter().find_map(|end| name.strip_suffix(end));
+            let exists = |name: &str| ALL.iter().any(|metric| metric.name == name);
+            let known = exists(name) || plain.is_some_and(exists) || recorded.contains(name);
+            named += usize::from(known);
+            assert!(known || others.contains(&name) || name == "warmpath_", "{file} names {name}");
+        }
+        assert!(named > 0, "{file} names no metric");
+    }
+    let trouble = document("docs/troubleshoot.md");
+    let anchor = |title: &str| title.to_lowercase().replace(' ', "-");
+    let sections: BTreeSet<String> =
+        trouble.lines().filter_map(|line| line.strip_prefix("## ")).map(anchor).collect();
+    let runbooks = alerts.lines().filter_map(|line| line.trim().strip_prefix("runbook: "));
+    let mut count = 0;
+    for runbook in runbooks {
+        let section = runbook.strip_prefix("docs/troubleshoot.md#").unwrap_or_default();
+        assert!(sections.contains(section), "{runbook}: there are {sections:?}");
+        count += 1;
+    }
+    assert_eq!(count, alerts.lines().filter(|line| line.contains("- alert: ")).count());
+    assert!(count >= 15, "only {count} alerts");
+}
+
+/// A table that says what is configured has the numbers of the code.
+#[test]
+fn what_a_replica_is_to_have_is_said_as_it_is() {
+    let usual = warmpath::scaling::ScalingConfig::default();
+    let rows = table(&document("docs/operate.md"), "`kind`");
+    let says =
+        |row: usize, text: String| assert!(rows[row][2].contains(&text), "{:?}: {text}", rows[row]);
+    says(0, format!("{:.0} %", usual.prefill_share * 100.0));
+    assert!(
+        (usual.backlog_s, usual.waiting) == (1.0, 2.0)
+            && rows[1][2] == "one second"
+            && rows[2][2] == "two"
+    );
+    says(3, format!("{:.0} %", usual.kv_usage * 100.0));
+    let kinds: Vec<String> = rows.iter().map(|row| code(&row[0])).collect();
+    assert_eq!(kinds, warmpath::scaling::Signal::ALL.map(warmpath::scaling::Signal::as_str));
 }
 
 /// The text of every file of Rust below a folder.
@@ -193,6 +295,30 @@ fn sources(folder: &Path) -> String {
         }
     }
     text
+}
+
+/// What is compiled into a program from beside `src` is what the image's build sees, too. (Tests' data is not compiled there.)
+#[test]
+fn the_images_build_has_every_file_that_is_compiled_in() {
+    let root = Path::new(env!("CARGO_MANIFEST_DIR"));
+    let allowed = document(".dockerignore");
+    let allowed: Vec<&str> = allowed.lines().filter_map(|line| line.strip_prefix('!')).collect();
+    let source = sources(&root.join("src"));
+    let mut files = 0;
+    for include in source.split("include_str!(\"").chain(source.split("include_bytes!(\"")).skip(1)
+    {
+        let Some((path, _)) = include.split_once('"') else { continue };
+        let path = path.trim_start_matches("../");
+        if !path.ends_with(".md") && !path.starts_with("envoy/") {
+            continue;
+        }
+        files += 1;
+        assert!(
+            allowed.iter().any(|allowed| path.starts_with(allowed)),
+            ".dockerignore keeps out {path}"
+        );
+    }
+    assert!(files > 0);
 }
 
 /// The names of all tests, and of the steps of `scripts/test.sh`.

@@ -71,14 +71,14 @@ image "$images/grafana" "$(name grafana/grafana)" 'USER 472:0' \
     'ENTRYPOINT ["sh", "-c", "trap \"exit 0\" TERM; echo not Grafana; while :; do sleep 1 & wait; done"]'
 
 tree "$images/debian" "${basic[@]}"
-for program in mock-replica replay prepare; do libraries "$TARGET/quick/warmpath-$program" "$images/debian"; done
+for program in agent mock-replica prepare replay; do libraries "$TARGET/quick/warmpath-$program" "$images/debian"; done
 image "$images/debian" "$(name debian)"
 
 # Rust: commands that put what was built outside where a build would have put it, and know no other.
 tree "$images/rust" "${basic[@]}"
 mkdir -p "$images/rust/built"
 cp "$TARGET/wasm32-wasip1/release/warmpath.wasm" "$images/rust/built/"
-for program in mock-replica replay prepare; do
+for program in agent mock-replica prepare replay; do
     cp "$TARGET/quick/warmpath-$program" "$images/rust/built/"
     libraries "$TARGET/quick/warmpath-$program" "$images/rust"
 done

@@ -89,7 +89,7 @@ class Answer:
     text: str = ""
     token_ids: list = dataclasses.field(default_factory=list)
     prompt_tokens: int | None = None
-    first_prompt_tokens: int | None = None
+    first_prompt_ids: list = dataclasses.field(default_factory=list)
     cached_tokens: int | None = None
     has_usage: bool = False
     served: str = ""
@@ -99,13 +99,17 @@ class Answer:
         for document in documents:
             self.read_text(document)
             # Streams without usage are asked for the prompt's ids, which are counted.
-            if (ids := prompt_ids(document)) is not None and self.first_prompt_tokens is None:
-                self.first_prompt_tokens = len(ids)
+            if ids := prompt_ids(document):
+                self.first_prompt_ids = self.first_prompt_ids or ids
             # The last event of a response holds it whole.
             if usage := document.get("usage") or (document.get("response") or {}).get("usage"):
                 self.read_usage(usage)
         if self.prompt_tokens is None:
             self.prompt_tokens = self.first_prompt_tokens
+
+    @property
+    def first_prompt_tokens(self):
+        return len(self.first_prompt_ids) or None
 
     def read_text(self, document):
         for choice in document.get("choices", []):
@@ -141,6 +145,20 @@ class Answer:
         pattern = r"reason=(\w+), prompt_tokens=(\d+); replica=([^,;]+), overlap_tokens=(\d+),.*"
         match = re.fullmatch(pattern, self.explain)
         return (match[1], int(match[2]), match[3], int(match[4])) if match else None
+
+
+def asked(address, path, body, headers):
+    """The answer to one request, whole or in events."""
+    status, response_headers, text = ask(address, "POST", path, body, headers)
+    answer = Answer(status, response_headers.get("x-warmpath-explain", ""))
+    if status != 200:
+        answer.error = text[:300]
+    elif response_headers.get("content-type", "").startswith("text/event-stream"):
+        lines = (line[5:].strip() for line in text.splitlines() if line.startswith("data:"))
+        answer.read(json.loads(line) for line in lines if line != "[DONE]")
+    else:
+        answer.read([json.loads(text)])
+    return answer
 
 
 def prompt_ids(document):
@@ -192,16 +210,9 @@ class Run:
         # Text as it is, or escaped to ASCII: clients do both, and both mean the same prompt.
         raw = json.dumps(body, ensure_ascii=len(self.rows) % 2 == 0).encode()
         headers = {"content-type": "application/json", "x-warmpath-explain": self.arguments.secret}
-        status, response_headers, text = ask(self.arguments.envoy, "POST", step.path, raw, headers)
-        answer = Answer(status, response_headers.get("x-warmpath-explain", ""))
-        if status != 200:
-            answer.error = text[:300]
+        answer = asked(self.arguments.envoy, step.path, raw, headers)
+        if answer.status != 200:
             return answer
-        if step.mode == mix.JSON:
-            answer.read([json.loads(text)])
-        else:
-            lines = (line[5:].strip() for line in text.splitlines() if line.startswith("data:"))
-            answer.read(json.loads(line) for line in lines if line != "[DONE]")
         answer.served = self.server_of_last(step.prompts)
         if step.thread:
             self.said_before[step.thread].extend(said_by(step.path, answer))
@@ -371,4 +382,5 @@ def main():
     sys.exit(Run(arguments).all())
 
 
-main()
+if __name__ == "__main__":
+    main()

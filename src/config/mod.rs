@@ -7,11 +7,13 @@
 mod cache_report;
 mod fields;
 mod models;
+mod scaling;
 
 use crate::classes::ClassConfig;
 use crate::drift::{DriftConfig, Window};
 use crate::replicas::strikes::PassiveHealth;
 use crate::route::{Policy, RouteConfig};
+use crate::scaling::ScalingConfig;
 use crate::score::CostConfig;
 use crate::share::LAYOUT;
 pub use cache_report::{AgentConfig, CacheReportConfig};
@@ -68,6 +70,8 @@ pub struct Config {
     pub classes: ClassConfig,
     /// Who may see why a replica was chosen.
     pub explain: Option<ExplainConfig>,
+    /// How many replicas there should be; none: nobody asks.
+    pub scaling: Option<ScalingConfig>,
     fingerprint: u64,
 }
 
@@ -231,6 +235,16 @@ pub const OPTIONS: &[(&str, &str, &str)] = &[
     ("cost.adapter_load_ms", "100", "ms"),
     ("explain.request_header", "-", "header name"),
     ("explain.secret", "-", "text"),
+    ("scaling", "-", "object"),
+    ("scaling.min_replicas", "1", "replicas"),
+    ("scaling.max_replicas", "64", "replicas"),
+    ("scaling.prefill_share", "0.7", "share"),
+    ("scaling.backlog_s", "1", "s"),
+    ("scaling.waiting", "2", "requests"),
+    ("scaling.kv_usage", "0.8", "share"),
+    ("scaling.first_token_ms", "-", "ms"),
+    ("scaling.up_after_s", "15", "s"),
+    ("scaling.down_after_s", "300", "s"),
 ];
 
 impl Config {
@@ -270,6 +284,10 @@ impl Config {
             Some(_) => return Err(error("explain", "expected an object".to_owned())),
             None => None,
         };
+        let scaling = match root.take("scaling") {
+            Some(value) => Some(scaling::scaling(&mut Fields::new("scaling", value)?)?),
+            None => None,
+        };
         let route = RouteConfig {
             policy: root.one_of("policy", POLICIES)?,
             cost,
@@ -305,6 +323,7 @@ impl Config {
             session_header: root.optional_header("session_header")?,
             classes: classes(&mut root)?,
             explain,
+            scaling,
         };
         root.finish()?;
         config.check_names()?;
@@ -656,6 +675,25 @@ mod tests {
     }
 
     #[test]
+    fn how_many_replicas_there_should_be_is_asked_for_by_an_object() {
+        let parse = |option: &str| Config::parse(with(option).as_bytes()).unwrap().scaling;
+        assert_eq!(parse(""), None);
+        assert_eq!(parse(r#","scaling":{}"#), Some(ScalingConfig::default()));
+        let asked = parse(r#","scaling":{"first_token_ms":250,"max_replicas":9}"#).unwrap();
+        assert_eq!((asked.first_token, asked.max_replicas), (Some(Duration::from_millis(250)), 9));
+        check_error(
+            &with(r#","scaling":{"min_replicas":3,"max_replicas":2}"#),
+            "scaling.max_replicas: expected no less than min_replicas",
+        );
+        check_error(
+            &with(r#","scaling":{"kv_usage":80}"#),
+            "scaling.kv_usage: expected a number from 0.01 to 1, found 80",
+        );
+        check_error(&with(r#","scaling":{"up_after":1}"#), "scaling.up_after: unknown option");
+        check_error(&with(r#","scaling":true"#), "scaling: expected an object, found true");
+    }
+
+    #[test]
     fn a_secret_is_not_repeated() {
         check_error(
             &with(r#","explain":{"request_header":"x","secret":1234}"#),
@@ -759,7 +797,7 @@ mod tests {
             }
             let is_json = serde_json::from_str::<Value>(default).is_ok();
             let default = if is_json { (*default).to_owned() } else { format!("{default:?}") };
-            // What is not there unless it names a cluster.
+            // What is not there unless it is named, or names a cluster.
             let cluster = r#""cluster":"agents""#;
             let (option, without) = match path.split_once('.') {
                 Some(("cache_report", key)) => (
@@ -767,11 +805,12 @@ mod tests {
                     format!(r#","cache_report":{{{cluster}}}"#),
                 ),
                 Some((group, key)) => {
-                    (format!(r#","{group}":{{"{key}":{default}}}"#), String::new())
+                    (format!(r#","{group}":{{"{key}":{default}}}"#), format!(r#","{group}":{{}}"#))
                 }
                 None => (format!(r#","{path}":{default}"#), String::new()),
             };
             let listed = Config::parse(with(&option).as_bytes());
+            assert!(listed.is_ok(), "{path}: {listed:?}");
             assert_eq!(listed, Config::parse(with(&without).as_bytes()), "{path}");
         }
     }

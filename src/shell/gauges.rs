@@ -21,7 +21,7 @@ use hashbrown::HashMap;
 use std::rc::Rc;
 
 /// Every gauge of one replica.
-const OF_REPLICA: [&Metric; 16] = [
+const OF_REPLICA: [&Metric; 17] = [
     &metrics::REPLICA_IN_FLIGHT,
     &metrics::REPLICA_UNFINISHED,
     &metrics::REPLICA_SUSPENDED,
@@ -36,6 +36,7 @@ const OF_REPLICA: [&Metric; 16] = [
     &metrics::REPLICA_WAITING,
     &metrics::REPLICA_REPORT_AGE,
     &metrics::REPLICA_KV_USAGE,
+    &metrics::REPLICA_DRAIN_RANK,
     &metrics::REPLICA_OBSERVED,
     &metrics::REPLICA_CACHE_REPORT_AGE,
 ];

@@ -22,6 +22,13 @@ const MONOTONIC: u32 = 1;
 #[expect(unsafe_code, reason = "the SDK's binding panics on any status that it does not expect")]
 unsafe extern "C" {
     fn proxy_continue_stream(stream: u32) -> u32;
+    fn proxy_get_metric(metric: u32, value: *mut u64) -> u32;
+    fn proxy_set_property(
+        path: *const u8,
+        path_size: usize,
+        value: *const u8,
+        value_size: usize,
+    ) -> u32;
     fn proxy_send_local_response(
         status: u32,
         details: *const u8,
@@ -148,6 +155,14 @@ pub fn number_property(path: &[&str]) -> Option<u64> {
     Some(u64::from_le_bytes(bytes.try_into().ok()?))
 }
 
+/// Sets a value of this stream's filter state, which access logs can show: it is `wasm.` and this name there.
+pub fn set_filter_state(name: &str, value: &str) {
+    let (path, value) = (name.as_bytes(), value.as_bytes());
+    #[expect(unsafe_code, reason = "the host reads what these point to, and copies it")]
+    let _status =
+        unsafe { proxy_set_property(path.as_ptr(), path.len(), value.as_ptr(), value.len()) };
+}
+
 /// Calls another cluster. The answer comes with the token that is returned.
 pub fn call(
     cluster: &str,
@@ -244,6 +259,14 @@ pub fn increment_metric(id: u32, by: u64) {
     if let Some(by) = i64::try_from(by).ok().filter(|by| *by > 0) {
         let _incremented = hostcalls::increment_metric(id, by);
     }
+}
+
+/// What a counter or gauge stands at, over all VMs.
+pub fn metric(id: u32) -> Option<u64> {
+    let mut value = 0;
+    #[expect(unsafe_code, reason = "the host writes eight bytes to the place it is given")]
+    let status = unsafe { proxy_get_metric(id, &raw mut value) };
+    (status == 0).then_some(value)
 }
 
 /// Sets a gauge, or adds a value to a histogram.

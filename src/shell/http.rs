@@ -6,7 +6,7 @@
 use super::reading::Turn;
 use super::root::{Shared, State};
 use super::routed::Routed;
-use super::{EXPLAIN_HEADER, ROUTING_HEADER, host, meters};
+use super::{EXPLAIN_HEADER, ROUTING_HEADER, host, meters, noted};
 use crate::config::ExplainConfig;
 use crate::feedback::Feedback;
 use crate::metrics;
@@ -123,6 +123,7 @@ impl Stream {
 
     fn unrouted(&mut self, reason: Reason) {
         meters::add(&metrics::REQUESTS, &[reason.as_str()], 1);
+        noted::reason(reason);
         self.phase = Phase::Idle;
     }
 

@@ -43,6 +43,11 @@ pub fn record(metric: &Metric, labels: &[&str], value: u64) {
     }
 }
 
+/// What a counter or gauge stands at, whichever VM moved it; it begins at 0.
+pub fn read(metric: &Metric, labels: &[&str]) -> u64 {
+    id(metric, labels).and_then(host::metric).unwrap_or_default()
+}
+
 /// As [`record`], for a time in milliseconds.
 pub fn record_ms(metric: &Metric, labels: &[&str], took: Duration) {
     record(metric, labels, u64::try_from(took.as_millis()).unwrap_or(u64::MAX));

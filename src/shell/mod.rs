@@ -14,12 +14,14 @@ mod kept;
 mod link;
 mod meters;
 mod models;
+mod noted;
 mod oracle;
 mod poller;
 mod reading;
 mod reports;
 mod root;
 mod routed;
+mod scaling;
 mod seat;
 mod shadow;
 #[cfg(feature = "trap")]

@@ -11,6 +11,7 @@ use super::calls::{self, Call, Calls};
 use super::gauges::{Findings, Gauges, Topology};
 use super::link::{self, Link, SharedLease};
 use super::reports::{self, Reports};
+use super::scaling::Scaler;
 use super::seat::Seat;
 use super::trust::Trust;
 use super::{host, meters};
@@ -74,6 +75,7 @@ pub struct Poller {
     findings: Findings,
     sizing: Sizing,
     gauges: Gauges,
+    scaler: Scaler,
     /// What has been complained of, by cluster: once is enough for the log, the rest is counted.
     complained_of: HashSet<(String, &'static str)>,
 }
@@ -81,7 +83,8 @@ pub struct Poller {
 impl Poller {
     pub fn new(config: Rc<Config>, seat: Rc<Seat>, vm: u64) -> Self {
         let lease = link::lease("lease", config.fingerprint(), vm, LEASE_TERM);
-        let gauges = Gauges::new(Rc::clone(&config), seat);
+        let gauges = Gauges::new(Rc::clone(&config), Rc::clone(&seat));
+        let scaler = Scaler::new(Rc::clone(&config), seat);
         Self {
             config,
             lease,
@@ -98,13 +101,15 @@ impl Poller {
             findings: Findings::default(),
             sizing: Sizing::default(),
             gauges,
+            scaler,
             complained_of: HashSet::new(),
         }
     }
 
     /// Goes on by another configuration of the same fingerprint.
     pub fn reconfigure(&mut self, config: Rc<Config>, seat: Rc<Seat>) {
-        self.gauges.reconfigure(Rc::clone(&config), seat);
+        self.gauges.reconfigure(Rc::clone(&config), Rc::clone(&seat));
+        self.scaler.reconfigure(Rc::clone(&config), seat);
         self.config = config;
     }
 
@@ -144,6 +149,7 @@ impl Poller {
             self.gauges.report_agents(link, &self.table, &self.reports, now);
         }
         self.gauges.report_trust(trust);
+        self.scaler.report(link, &self.table, now);
     }
 
     fn give_up(&mut self, now: Moment) {
@@ -157,6 +163,7 @@ impl Poller {
     pub fn end(&mut self, now: Moment) {
         self.give_up(now);
         self.gauges.end();
+        self.scaler.end();
     }
 
     /// A leader's tick. An error ends its term: it may begin another.
@@ -170,6 +177,7 @@ impl Poller {
         if led != Some(epoch) {
             self.table = link.adopt_table(epoch)?;
             self.gauges.take_over(&self.table);
+            self.scaler.take_over();
             self.dirty = true;
             self.calls.forget();
             self.set_static_members();

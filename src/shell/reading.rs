@@ -6,7 +6,7 @@
 
 use super::root::Shared;
 use super::routed::{Held, Routed, Unrouted};
-use super::{classes, host, meters};
+use super::{classes, host, meters, noted};
 use crate::budget::{Account, OverBudget, Rates, Step};
 use crate::classes::Class;
 use crate::drift::Shape;
@@ -313,6 +313,7 @@ impl Turn {
         if more > 0 {
             meters::add(&metrics::MORE_PROMPTS, &[api.as_str()], more as u64);
         }
+        let noted = class.as_str().to_owned();
         let held = Held { cluster: &self.cluster, known, body_bytes, class, began };
         let outcome = Routed::new(shared, held);
         meters::record_us(&metrics::DECISION, &[], host::now().since(began));
@@ -324,6 +325,8 @@ impl Turn {
             self.is_answered = refuse(api, *seconds);
         }
         meters::add(&metrics::REQUESTS, &[reason.as_str()], 1);
+        noted::reason(reason);
+        noted::decision(&noted, outcome.as_ref().ok().map(Routed::decision));
         self.outcome = Some(outcome);
     }
 }

@@ -124,6 +124,8 @@ impl Routed {
             return Err(Reason::HostError.into());
         }
         let (replica, address) = (chosen.id, chosen.address.clone());
+        let (spared, labels) = (chosen.overlap_tokens, [held.cluster, address.as_str()]);
+        meters::add(&metrics::REPLICA_CACHED_TOKENS, &labels, spared.into());
         let recorded = record_new(shared, &decision);
         shared.fleet.link.charge(replica, decision.charged_tokens(), now);
         let probe = shared.fleet.link.probe_began(replica, now).then_some(replica);
@@ -260,11 +262,20 @@ impl Routed {
         if streamed {
             let now = host::now();
             meters::record_ms(&metrics::TTFT, &[self.class.as_str()], now.since(self.began));
+            self.count_promise(shared, now);
             let in_flight = shared.fleet.link.in_flight(self.replica);
             self.first_token = Some((now, in_flight.saturating_sub(1)));
             self.was_computed(shared, now);
             shared.fleet.link.publish(now);
         }
+    }
+
+    /// Counts whether the first token came within what is configured, if anything is.
+    fn count_promise(&self, shared: &Shared<'_>, now: Moment) {
+        let promised = shared.config.scaling.as_ref().and_then(|scaling| scaling.first_token);
+        let (Some(promised), Some(cluster)) = (promised, self.cluster(shared)) else { return };
+        let result = if now.since(self.began) <= promised { "within" } else { "late" };
+        meters::add(&metrics::FIRST_TOKENS, &[&cluster, result], 1);
     }
 
     /// Releases the request and takes in what its response proved. What there is to log of it, to which the request's id
@@ -307,6 +318,7 @@ impl Routed {
             if class.is_none() {
                 self.count_regret(shared, feedback);
                 self.remember(shared, feedback, now);
+                self.record_pace(feedback, now);
                 let result = self.time(shared, feedback, in_flight.saturating_sub(1), now);
                 meters::add(&metrics::RATE_SAMPLES, &[result], 1);
             }
@@ -355,6 +367,15 @@ impl Routed {
         link.compared(self.replica, predicted, cached);
     }
 
+    /// Records how far apart the tokens of a stream were.
+    fn record_pace(&self, feedback: &Feedback, now: Moment) {
+        let Some((began, _)) = self.first_token.filter(|_| feedback.was_read()) else { return };
+        let gaps = answer_tokens(feedback).saturating_sub(1);
+        if let Some(gap) = now.since(began).checked_div(gaps) {
+            meters::record_us(&metrics::TOKEN_TIME, &[self.class.as_str()], gap);
+        }
+    }
+
     /// Learns from how long its answer took. What that came to.
     fn time(
         &self,
@@ -390,9 +411,7 @@ impl Routed {
             work: told.unwrap_or(chosen.work),
             queued: chosen.queued,
             rest: now.since(began),
-            answer_tokens: usage
-                .and_then(|usage| usage.completion_tokens)
-                .unwrap_or(feedback.pieces()),
+            answer_tokens: answer_tokens(feedback),
             neighbours: f64::from(neighbours_then + neighbours) / 2.0,
             foreign: self.decision.foreign(),
         };
@@ -699,6 +718,11 @@ fn record_new(shared: &mut Shared<'_>, decision: &Decision) -> Range<usize> {
     let new = chosen.held_blocks..chain.hashes().len();
     shared.fleet.link.record(Record::of(Fate::Held, chosen.id, chain.hashes(), new.start));
     new
+}
+
+/// How many tokens an answer has, as the engine says, or as it came in pieces.
+fn answer_tokens(feedback: &Feedback) -> u32 {
+    feedback.usage().and_then(|usage| usage.completion_tokens).unwrap_or(feedback.pieces())
 }
 
 /// What a successful response's usage carried.

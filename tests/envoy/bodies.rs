@@ -207,6 +207,10 @@ fn by_prefix(seed: u64) -> Vec<Case> {
         ),
         cold("identity", Ask::chat(&of(19)).header("content-encoding", "identity")),
         cold("a stream", Ask::chat(&streamed(&of(20)))),
+        cold(
+            "ids beside the messages",
+            Ask::post(CHAT, with(of(23), "prompt_token_ids", json!([1, 2, 3]))),
+        ),
         cold("pieces", Ask::chat(&chat(seed + 21, 2_000, 1)).chunked(1_000)),
         cold(
             "a wish to be routed",

@@ -29,6 +29,8 @@ mod traffic;
 mod wire;
 
 #[cfg(test)]
+mod agents;
+#[cfg(test)]
 mod apis;
 #[cfg(test)]
 mod bodies;
@@ -52,6 +54,8 @@ mod fleet;
 mod framing;
 #[cfg(test)]
 mod leaving;
+#[cfg(test)]
+mod manifests;
 #[cfg(test)]
 mod polling;
 #[cfg(test)]
@@ -78,3 +82,5 @@ mod transports;
 mod traps;
 #[cfg(test)]
 mod updates;
+#[cfg(test)]
+mod watched;

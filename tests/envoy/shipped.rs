@@ -54,12 +54,19 @@ pub struct Config {
 /// Between the listener for inference and its copies.
 const LISTENER_COPY: &str = "\n  # A copy.\n";
 
-/// The shipped files, by name.
+/// The shipped files, by name: those of `envoy`, and one each in some folders.
 pub fn shipped() -> Vec<String> {
     let folder = Path::new(env!("CARGO_MANIFEST_DIR")).join("envoy");
-    let entries = std::fs::read_dir(folder).unwrap();
-    let names = entries.map(|entry| entry.unwrap().file_name().into_string().unwrap());
-    let mut names: Vec<String> = names.filter(|name| name.ends_with(".yaml")).collect();
+    let mut names = Vec::new();
+    for entry in std::fs::read_dir(&folder).unwrap() {
+        let name = entry.unwrap().file_name().into_string().unwrap();
+        let inner = format!("{name}/envoy.yaml");
+        if name.ends_with(".yaml") {
+            names.push(name);
+        } else if folder.join(&inner).exists() {
+            names.push(inner);
+        }
+    }
     names.sort();
     names
 }
@@ -73,8 +80,13 @@ impl Config {
     /// A file of the folder `envoy` as it is shipped.
     pub fn read_named(name: &str) -> Self {
         let path = Path::new(env!("CARGO_MANIFEST_DIR")).join("envoy").join(name);
-        let text =
-            std::fs::read_to_string(&path).unwrap_or_else(|e| panic!("{}: {e}", path.display()));
+        Self::of(
+            std::fs::read_to_string(&path).unwrap_or_else(|e| panic!("{}: {e}", path.display())),
+        )
+    }
+
+    /// A configuration of a test's own.
+    pub fn of(text: String) -> Self {
         Self { text, watched: Vec::new(), arguments: Vec::new(), log_level: "warning" }
     }
 
@@ -99,8 +111,13 @@ impl Config {
 
     /// Puts the two files where they are on this machine.
     pub fn set_files(&mut self, wasm: &Path, prepared: &Path) {
+        self.text =
+            self.text.replace("/etc/warmpath/filter/plugin.wasm", "/etc/warmpath/warmpath.wasm");
+        self.text = self.text.replace("/etc/warmpath/tokenizers/", "/etc/warmpath/");
         self.replace("/etc/warmpath/warmpath.wasm", &wasm.display().to_string());
         self.replace("/etc/warmpath/qwen3.warmpath", &prepared.display().to_string());
+        let page = Path::new(env!("CARGO_MANIFEST_DIR")).join("envoy/live.html");
+        self.text = self.text.replace("/etc/warmpath/live.html", &page.display().to_string());
     }
 
     /// Moves the listeners to free ports of the loopback.
@@ -224,20 +241,22 @@ impl Config {
 
     /// Adds a cluster of these replicas and the one through which they are polled, both as those for `replicas` are.
     pub fn add_replicas(&mut self, name: &str, replicas: &[SocketAddr]) {
-        for (like, name) in
-            [("replicas", name.to_owned()), ("replicas_poll", format!("{name}_poll"))]
-        {
-            let section = self.cluster(like);
-            let head = section.split("      - lb_endpoints:").next().unwrap_or_default();
-            let head = head
-                .replace(&format!("- name: {like}\n"), &format!("- name: {name}\n"))
-                .replace(&format!("cluster_name: {like}\n"), &format!("cluster_name: {name}\n"));
-            let mut text = format!("\n{head}      - lb_endpoints:\n");
-            for replica in replicas {
-                text.push_str(&format!("        - {}\n", endpoint(replica)));
-            }
-            self.text.push_str(&text);
+        self.add_cluster_like("replicas", name, replicas);
+        self.add_cluster_like("replicas_poll", &format!("{name}_poll"), replicas);
+    }
+
+    /// Adds a cluster with these addresses that is otherwise as another one.
+    pub fn add_cluster_like(&mut self, like: &str, name: &str, addresses: &[SocketAddr]) {
+        let section = self.cluster(like);
+        let head = section.split("      - lb_endpoints:").next().unwrap_or_default();
+        let head = head
+            .replace(&format!("- name: {like}\n"), &format!("- name: {name}\n"))
+            .replace(&format!("cluster_name: {like}\n"), &format!("cluster_name: {name}\n"));
+        let mut text = format!("\n{head}      - lb_endpoints:\n");
+        for address in addresses {
+            text.push_str(&format!("        - {}\n", endpoint(address)));
         }
+        self.text.push_str(&text);
     }
 
     /// Puts these routes in front of the one that is shipped.

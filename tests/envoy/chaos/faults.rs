@@ -1,14 +1,16 @@
-//! What goes wrong with the replicas, when, and the log of it by which client errors are judged.
+//! What goes wrong with the replicas and their agents, when, and the log of it by which client errors are judged.
 //!
-//! Two lanes, each with half of the replicas, each with one fault at a time: so at most two of six are bad at once. A
-//! lane goes through all faults in a shuffled order before any comes again. What is drawn depends on the seed alone;
+//! Two lanes, each with half of the replicas, each with one fault at a time: so at most two of six are bad at once. What
+//! goes wrong with agents is a lane of its own, and excuses nothing. A lane goes through all faults in a shuffled order before any comes again. What is drawn depends on the seed alone;
 //! when exactly a fault begins also depends on how long the ones before it took to be over.
 
-use super::fleet::Member;
+use super::fleet::{AgentMember, Member};
 use serde_json::json;
 use std::sync::{Mutex, PoisonError};
 use std::time::Duration;
-use tokio::time::{Instant, sleep};
+use tokio::io::{AsyncReadExt as _, AsyncWriteExt as _};
+use tokio::net::TcpListener;
+use tokio::time::{Instant, sleep, timeout};
 use warmpath::mock::chance::Chance;
 
 /// How a replica goes wrong.
@@ -36,7 +38,31 @@ pub enum Fault {
     Unhealthy,
     /// `/metrics` goes wrong in one of the mock's ways.
     Metrics(&'static str),
+    /// The agent beside the replica goes wrong.
+    Agent(AgentFault),
 }
+
+/// How an agent goes wrong.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord)]
+pub enum AgentFault {
+    /// `kill -9`, and a new process on the same address.
+    Kill,
+    /// SIGSTOP: it takes connections and says nothing, then goes on.
+    Pause,
+    /// Something else answers in its place, with bytes that are no report.
+    Garbage,
+    /// Batches of its engine's events go astray in one of the mock's ways.
+    Events(&'static str),
+}
+
+const AGENT_FAULTS: [AgentFault; 6] = [
+    AgentFault::Kill,
+    AgentFault::Pause,
+    AgentFault::Garbage,
+    AgentFault::Events("drop"),
+    AgentFault::Events("lose"),
+    AgentFault::Events("garble"),
+];
 
 const FAULTS: [Fault; 16] = [
     Fault::Kill,
@@ -81,7 +107,7 @@ impl Fault {
             Self::Pause => (3.0, 9.0),
             Self::Unhealthy => (5.0, 9.0),
             Self::Refuse => (2.0, 5.0),
-            Self::Hang | Self::Cut | Self::Slow | Self::Metrics(_) => (4.0, 8.0),
+            Self::Hang | Self::Cut | Self::Slow | Self::Metrics(_) | Self::Agent(_) => (4.0, 8.0),
         }
     }
 
@@ -89,6 +115,8 @@ impl Fault {
     pub fn label(self) -> String {
         match self {
             Self::Metrics(kind) => format!("metrics {kind}"),
+            Self::Agent(AgentFault::Events(kind)) => format!("agent's events {kind}"),
+            Self::Agent(fault) => format!("agent {fault:?}").to_lowercase(),
             other => format!("{other:?}").to_lowercase(),
         }
     }
@@ -219,6 +247,70 @@ pub async fn lane(
     }
 }
 
+/// Lets one fault after another happen to these agents until `end`, and leaves all of them well.
+pub async fn agents_lane(
+    mut agents: Vec<AgentMember>,
+    mut chance: Chance,
+    log: &Log,
+    scale: f64,
+    end: Instant,
+) -> Vec<AgentMember> {
+    let mut deck = Deck::new(&AGENT_FAULTS);
+    loop {
+        sleep(between(&mut chance, (0.5, 2.0), scale)).await;
+        let fault = deck.draw(&mut chance);
+        let at = chance.below(agents.len() as u64) as usize;
+        let length = between(&mut chance, Fault::Agent(fault).seconds(), scale);
+        if Instant::now() + length > end {
+            return agents;
+        }
+        let agent = &mut agents[at];
+        let number = log.begin(Fault::Agent(fault), agent.place);
+        match fault {
+            AgentFault::Kill => {
+                agent.kill();
+                sleep(length).await;
+                agent.start();
+            }
+            AgentFault::Pause => {
+                agent.signal("STOP");
+                sleep(length).await;
+                agent.signal("CONT");
+            }
+            AgentFault::Garbage => {
+                agent.kill();
+                let _ = timeout(length, answer_garbage(agent)).await;
+                agent.start();
+            }
+            AgentFault::Events(kind) => {
+                agent.disturb(kind).await;
+                sleep(length).await;
+            }
+        }
+        log.end(number);
+    }
+}
+
+/// Answers in an agent's place with what is no report, until it is dropped.
+async fn answer_garbage(agent: &AgentMember) {
+    let listener = loop {
+        match TcpListener::bind(agent.address).await {
+            Ok(listener) => break listener,
+            Err(_) => sleep(Duration::from_millis(20)).await,
+        }
+    };
+    loop {
+        let Ok((mut visitor, _)) = listener.accept().await else { continue };
+        let mut asked = [0; 4096];
+        while visitor.read(&mut asked).await.is_ok_and(|size| size > 0) {
+            let answer = b"HTTP/1.1 200 OK\r\ncontent-length: 9\r\n\r\nWPCR\x63\0abc";
+            if visitor.write_all(answer).await.is_err() {
+                break;
+            }
+        }
+    }
+}
+
 async fn happen(fault: Fault, member: &mut Member, length: Duration, chance: &mut Chance) {
     let wish = match fault {
         Fault::Kill => {
@@ -253,6 +345,8 @@ async fn happen(fault: Fault, member: &mut Member, length: Duration, chance: &mu
         Fault::Slow => json!({"slow_ms": 200 + chance.below(1_300)}),
         Fault::Unhealthy => json!({"health": 503}),
         Fault::Metrics(kind) => json!({"metrics": kind}),
+        // Of another lane.
+        Fault::Agent(_) => return,
     };
     member.control(wish).await;
     sleep(length).await;

@@ -1,4 +1,4 @@
-//! Six mock replicas as processes of their own, so that what kills or stops one is real.
+//! Six mock replicas and the agents beside them, as processes of their own, so that what kills or stops one is real.
 //!
 //! It starts, stops and asks; when to do what is the schedule's part.
 
@@ -48,15 +48,99 @@ pub async fn start(files: &Files, count: usize) -> Vec<Member> {
     members
 }
 
+/// How far above a replica's port its agent listens, its events are published, and they can be asked for again.
+pub const AGENT_OFFSET: u16 = 400;
+const EVENTS_OFFSET: u16 = 800;
+const REPLAY_OFFSET: u16 = 1_200;
+
 /// Free addresses below the ports that the kernel gives to connections: a replica that is down must find its own free
 /// when it comes back, and nobody may reach himself by connecting to it.
 fn addresses(count: usize) -> Vec<SocketAddr> {
     let first = 20_000 + (std::process::id() % 500) as u16 * 20;
-    let local = |port| SocketAddr::from(([127, 0, 0, 1], port));
-    let free = (first..first + 1_000).map(local).filter(|a| std::net::TcpListener::bind(a).is_ok());
-    let found: Vec<SocketAddr> = free.take(count).collect();
+    let is_free = |port: &u16| {
+        let all = [0, AGENT_OFFSET, EVENTS_OFFSET, REPLAY_OFFSET];
+        all.iter().all(|offset| std::net::TcpListener::bind(local(port + offset)).is_ok())
+    };
+    let found: Vec<SocketAddr> =
+        (first..first + AGENT_OFFSET).filter(is_free).map(local).take(count).collect();
     assert_eq!(found.len(), count, "not enough free ports");
     found
+}
+
+fn local(port: u16) -> SocketAddr {
+    SocketAddr::from(([127, 0, 0, 1], port))
+}
+
+/// An address so far above another one.
+fn above(address: SocketAddr, offset: u16) -> SocketAddr {
+    local(address.port() + offset)
+}
+
+/// The agent beside a replica.
+pub struct AgentMember {
+    pub place: usize,
+    pub address: SocketAddr,
+    replica: SocketAddr,
+    process: Option<Child>,
+}
+
+impl Drop for AgentMember {
+    fn drop(&mut self) {
+        self.kill();
+    }
+}
+
+/// Starts an agent beside each replica.
+pub fn start_agents(members: &[Member]) -> Vec<AgentMember> {
+    let agent = |member: &Member| {
+        let (place, replica) = (member.place, member.address);
+        let address = above(replica, AGENT_OFFSET);
+        let mut agent = AgentMember { place, address, replica, process: None };
+        agent.start();
+        agent
+    };
+    members.iter().map(agent).collect()
+}
+
+impl AgentMember {
+    /// Starts it, on the address it always has.
+    pub fn start(&mut self) {
+        let [events, replay] = [EVENTS_OFFSET, REPLAY_OFFSET]
+            .map(|offset| format!("tcp://{}", above(self.replica, offset)));
+        let process = Command::new(env!("CARGO_BIN_EXE_warmpath-agent"))
+            .args(["--listen", &self.address.to_string()])
+            .args(["--engine-url", &format!("http://{}", self.replica)])
+            .args(["--events", &events, "--replay", &replay])
+            .stdout(Stdio::null())
+            .stderr(Stdio::null())
+            .spawn()
+            .expect("an agent");
+        self.process = Some(process);
+    }
+
+    /// Ends it at once.
+    pub fn kill(&mut self) {
+        if let Some(mut process) = self.process.take() {
+            let _ = process.kill();
+            let _ = process.wait();
+        }
+    }
+
+    /// Sends it a signal by `kill`'s name for it.
+    pub fn signal(&self, name: &str) {
+        if let Some(process) = &self.process {
+            send_signal(process.id(), name);
+        }
+    }
+
+    /// Lets the replica's next batches of events go astray, if it is there.
+    pub async fn disturb(&self, fault: &str) {
+        let wish = json!({"events": {"fault": fault, "count": 3}});
+        let ask = Ask::post("/mock/control", wish.to_string());
+        let told =
+            async { Connection::try_open(self.replica).await.ok()?.try_begin(&ask).await.ok() };
+        let _ = timeout(Duration::from_secs(1), told).await;
+    }
 }
 
 impl Member {
@@ -77,6 +161,8 @@ impl Member {
             "--step-ms=4".to_owned(),
             "--decode-ms=0".to_owned(),
             "--capacity-blocks=8192".to_owned(),
+            format!("--events={}", endpoint(address, EVENTS_OFFSET)),
+            format!("--replay={}", endpoint(address, REPLAY_OFFSET)),
         ];
         Self { place, address, command: command.to_vec(), process: None }
     }
@@ -150,6 +236,11 @@ impl Member {
             sleep(Duration::from_millis(20)).await;
         }
     }
+}
+
+/// As vLLM binds it: to an address with a `::`.
+fn endpoint(replica: SocketAddr, offset: u16) -> String {
+    format!("tcp://[::ffff:127.0.0.1]:{}", above(replica, offset).port())
 }
 
 /// Sends a process of ours a signal.

@@ -6,7 +6,7 @@
 
 use super::Wish;
 use super::faults::{Deck, Log, between};
-use super::fleet::{Member, SECOND_MODEL, send_signal};
+use super::fleet::{AGENT_OFFSET, Member, SECOND_MODEL, send_signal};
 use crate::client::{Ask, Connection};
 use crate::harness::{Files, Rig, free_ports, fresh_folder};
 use crate::prompts::chat;
@@ -264,6 +264,10 @@ impl Texts {
         let mut base = Config::read();
         base.set_ports(inference, admin, files_port, metrics);
         base.set_replicas(replicas);
+        let above =
+            |replica: &SocketAddr| SocketAddr::from((replica.ip(), replica.port() + AGENT_OFFSET));
+        let agents: Vec<SocketAddr> = replicas.iter().map(above).collect();
+        base.add_cluster_like("replicas_poll", "agents", &agents);
         let of_admin = "      cluster_name: admin\n      endpoints:\n      - lb_endpoints:\n        - endpoint: \
                         {address: {socket_address: {address: 127.0.0.1, port_value: ";
         base.replace(&format!("{of_admin}{admin}"), &format!("{of_admin}{admin_door}"));
@@ -280,6 +284,7 @@ impl Texts {
         config
             .set_files(if generation.second_build { &second } else { &self.wasm }, &self.prepared);
         config.change_plugin(|plugin| {
+            plugin["cache_report"] = json!({"cluster": "agents", "port_offset": AGENT_OFFSET});
             plugin["cost"]["prefill_tokens_per_s"] = json!(8_000 + 1_000 * generation.rate);
             if generation.second_model {
                 let prepared =

@@ -1,7 +1,7 @@
 //! Chaos: everything goes wrong, by a seed, for as long as the environment says, and no client must notice more than
 //! cannot be spared it.
 //!
-//! Six replicas, each a process; an Envoy of four workers by the shipped configuration; ten clients. On the replicas'
+//! Six replicas and an agent beside each, all processes; an Envoy of four workers by the shipped configuration; ten clients. On the replicas'
 //! side see [`faults`], on Envoy's [`gateway`], on the clients' [`load`]. `WARMPATH_CHAOS_SEED` is the seed, `WARMPATH_CHAOS_SECONDS`
 //! the length. Without a length it is the short form of the ordinary tests, with faults a third as long;
 //! `scripts/chaos.sh` runs ten minutes.
@@ -111,6 +111,7 @@ fn chaos_costs_no_client_an_answer_that_another_replica_could_give() {
 
 async fn run(files: &Files, wish: &Wish) {
     let fleet = fleet::start(files, REPLICAS).await;
+    let agents = fleet::start_agents(&fleet);
     let gateway = Gateway::start(files, WORKERS, &fleet, DRAIN).await;
     wait_until_well(&gateway).await;
     let (log, tally, samples) = (Log::default(), Tally::default(), Mutex::default());
@@ -121,9 +122,10 @@ async fn run(files: &Files, wish: &Wish) {
         fleet.into_iter().partition(|member| member.place % 2 == 0);
     let clients = (0..CLIENTS).map(|n| Client::new(n, wish.seed, gateway.rig.address, &tally));
     let clients = all(clients.map(|client| client.run(end, MOST_REQUESTS)));
-    let (first, second, (), (), ()) = tokio::join!(
+    let (first, second, agents, (), (), ()) = tokio::join!(
         faults::lane(first, chance(1), &log, wish.scale, end),
         faults::lane(second, chance(2), &log, wish.scale, end),
+        faults::agents_lane(agents, chance(4), &log, wish.scale, end),
         gateway.lane(chance(3), &log, wish, end),
         clients,
         watch(&gateway, &samples, &tally, &log, start, end, wish.is_long),
@@ -141,7 +143,7 @@ async fn run(files: &Files, wish: &Wish) {
         say(&report::text(wish.seed, &tally, &log, &gateway, &samples, start).await);
     }
     assert!(wrong.is_empty(), "seed {}:\n{}", wish.seed, wrong.join("\n"));
-    drop((first, second));
+    drop((first, second, agents));
 }
 
 /// Past the test harness, which swallows what tests print.
