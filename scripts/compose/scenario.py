@@ -150,9 +150,10 @@ def play(compose):
     compose.run("up", "--build", "-d")
     until(f"{REPLICAS} replicas found", lambda: known(REPLICAS) and len(replicas()) == REPLICAS, 300)
     until("every worker's tokenizer", lambda: total("warmpath_vms", state="ready") >= 2)
+    until("every agent's report", lambda: total("warmpath_agents", state="reporting") == REPLICAS)
     envoy = containers("envoy")
     began = docker("inspect", "--format", "{{.State.StartedAt}}", *envoy.values())
-    print(f"  {REPLICAS} replicas found by DNS")
+    print(f"  {REPLICAS} replicas found by DNS, and an agent beside each")
     live = PORTS["WARMPATH_LIVE_PORT"]
     if "</html>" not in get(live, "/") or not json.loads(get(live, "/stats?format=json&filter=warmpath_vms"))["stats"]:
         sys.exit("the live page is not served, or may not read what it shows")
@@ -172,6 +173,7 @@ def play(compose):
     growing = compose.load(600, 40)
     compose.run("up", "-d", "--no-recreate", "--scale", "replica=6")
     until("six replicas", lambda: known(6) and len(replicas()) == 6)
+    until("six agents", lambda: total("warmpath_agents", state="reporting") == 6)
     new = replicas() - before
     finish(growing, "two replicas came")
     until("requests on the new ones", lambda: all(
