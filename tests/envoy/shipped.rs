@@ -241,22 +241,20 @@ impl Config {
 
     /// Adds a cluster of these replicas and the one through which they are polled, both as those for `replicas` are.
     pub fn add_replicas(&mut self, name: &str, replicas: &[SocketAddr]) {
-        self.add_cluster_like("replicas", name, replicas);
-        self.add_cluster_like("replicas_poll", &format!("{name}_poll"), replicas);
-    }
-
-    /// Adds a cluster with these addresses that is otherwise as another one.
-    pub fn add_cluster_like(&mut self, like: &str, name: &str, addresses: &[SocketAddr]) {
-        let section = self.cluster(like);
-        let head = section.split("      - lb_endpoints:").next().unwrap_or_default();
-        let head = head
-            .replace(&format!("- name: {like}\n"), &format!("- name: {name}\n"))
-            .replace(&format!("cluster_name: {like}\n"), &format!("cluster_name: {name}\n"));
-        let mut text = format!("\n{head}      - lb_endpoints:\n");
-        for address in addresses {
-            text.push_str(&format!("        - {}\n", endpoint(address)));
+        for (like, name) in
+            [("replicas", name.to_owned()), ("replicas_poll", format!("{name}_poll"))]
+        {
+            let section = self.cluster(like);
+            let head = section.split("      - lb_endpoints:").next().unwrap_or_default();
+            let head = head
+                .replace(&format!("- name: {like}\n"), &format!("- name: {name}\n"))
+                .replace(&format!("cluster_name: {like}\n"), &format!("cluster_name: {name}\n"));
+            let mut text = format!("\n{head}      - lb_endpoints:\n");
+            for replica in replicas {
+                text.push_str(&format!("        - {}\n", endpoint(replica)));
+            }
+            self.text.push_str(&text);
         }
-        self.text.push_str(&text);
     }
 
     /// Puts these routes in front of the one that is shipped.

@@ -267,7 +267,7 @@ impl Texts {
         let above =
             |replica: &SocketAddr| SocketAddr::from((replica.ip(), replica.port() + AGENT_OFFSET));
         let agents: Vec<SocketAddr> = replicas.iter().map(above).collect();
-        base.add_cluster_like("replicas_poll", "agents", &agents);
+        base.set_endpoints("agents", &agents);
         let of_admin = "      cluster_name: admin\n      endpoints:\n      - lb_endpoints:\n        - endpoint: \
                         {address: {socket_address: {address: 127.0.0.1, port_value: ";
         base.replace(&format!("{of_admin}{admin}"), &format!("{of_admin}{admin_door}"));

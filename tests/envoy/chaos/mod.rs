@@ -18,7 +18,7 @@
 //! 3. A replica that hangs while its health is good is not told from one that computes for long; no time limit could.
 //!    Its hang ends within the run, and the request must then be answered like any other, within a minute.
 //! 4. In the end, all replicas well and no request under way: nothing is in flight by the filter's count, all are healthy
-//!    to it and none is suspended, a second turn goes where the first one went and finds its cache, no VM was lost, no
+//!    to it, none is suspended and every agent is believed, a second turn goes where the first one went and finds its cache, no VM was lost, no
 //!    call to the host failed, and there are as many reasons counted as requests that reached Envoy.
 //! 5. With `WARMPATH_CHAOS_TRAPS=1` and a filter built with the feature `trap`, VMs trap too. What was under way within a
 //!    few seconds of that may fail in any way, requests that a VM took with it have no reason, and VMs are reloaded; the
@@ -219,15 +219,16 @@ async fn settle(gateway: &Gateway, is_long: bool) -> Result<(), String> {
         let healthy = scrape.sum("warmpath_replicas", &[("health", "healthy")]);
         let ready = scrape.sum("warmpath_vms", &[("state", "ready")]);
         let suspended = scrape.sum("warmpath_replica_suspended", &[]);
+        let reporting = scrape.sum("warmpath_agents", &[("state", "reporting")]);
         let is_well = [in_flight, unfinished, suspended] == [0.0; 3]
             && (draining == 0.0 || !is_long)
-            && healthy == REPLICAS as f64
+            && [healthy, reporting] == [REPLICAS as f64; 2]
             && ready >= WORKERS as f64;
         well = if is_well { well + 1 } else { 0 };
         if !is_well && Instant::now() >= end {
             return Err(format!(
                 "not settled: {draining} draining, {in_flight} in flight with {unfinished} tokens, {healthy} \
-                 replicas healthy, {suspended} suspended, {ready} VMs ready"
+                 replicas healthy, {suspended} suspended, {reporting} agents reporting, {ready} VMs ready"
             ));
         }
         if suspended > 0.0 {
