@@ -145,7 +145,7 @@ step_clippy() {
 
 # Everything but the tests that need an Envoy.
 step_unit() {
-    cargo test --features demo --lib --bins --test golden --test golden_apis --test parity --test documents --test fuzz
+    cargo test --features demo --lib --bins --test golden --test golden_apis --test parity --test documents --test fuzz --test agent --test events
     # Some seconds: the simulation's orders, whatever is tuned.
     cargo run --quiet --features demo --bin warmpath-replay -- grid --smoke
 }
