@@ -215,7 +215,9 @@ impl Agent {
                         self.held.extend(blocks.iter().map(|block| block.0))
                     }
                     Change::Removed { blocks, .. } => {
-                        blocks.iter().for_each(|block| drop(self.held.remove(&block.0)))
+                        for block in blocks {
+                            self.held.remove(&block.0);
+                        }
                     }
                 }
             }

@@ -45,7 +45,7 @@ Sets up what is missing and runs every step, or only those named. Stops at the f
   build      the filter as released, its size and what it imports
   traps      a filter that traps on demand, for the step envoy
   envoy      the filters that build and traps left, in a real Envoy
-  watched    rules and alerts by promtool; the dashboard on a Prometheus, and the live page in a browser, of a real run
+  watched    rules and alerts by promtool; a dashboard on a real Prometheus, a page in a browser, a scaling loop
   versions   the same, shorter, in four older Envoys
   compose    only if named: docker-compose.yml on a Docker engine of its own (root, dockerd, prometheus)
 
@@ -145,7 +145,7 @@ step_clippy() {
 
 # Everything but the tests that need an Envoy.
 step_unit() {
-    cargo test --features demo --lib --bins --test golden --test golden_apis --test parity --test documents --test fuzz
+    cargo test --features demo --lib --bins --test golden --test golden_apis --test parity --test documents --test fuzz --test agent --test events
     # Some seconds: the simulation's orders, whatever is tuned.
     cargo run --quiet --features demo --bin warmpath-replay -- grid --smoke
 }
@@ -229,6 +229,13 @@ step_watched() {
         echo "SKIPPED promtool: there is none (Debian: apt-get install prometheus)"
     fi
     in_envoy watched::
+    # The tests have built these programs.
+    if [ -n "$PROMETHEUS_BIN" ]; then
+        python3 scripts/scale/try.py "$ENVOY_BIN" "$PROMETHEUS_BIN" "$target/wasm32-wasip1/release/warmpath.wasm" \
+            "$root/.work/qwen3.warmpath" "$target/debug" "$root/.work/scale"
+    else
+        echo "SKIPPED scale.sh: there is no Prometheus"
+    fi
     [ -n "$CHROMIUM_BIN" ] || echo "SKIPPED live page: there is no Chromium (Debian: apt-get install chromium-headless-shell)"
     echo "SKIPPED Grafana: not run; every query of its dashboard is"
 }

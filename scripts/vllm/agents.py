@@ -282,8 +282,8 @@ class Run:
         check.wait_until_ready(self.arguments.admin, [each.address for each in self.engines], self.arguments.workers)
         self.load("steady", self.arguments.requests)
         self.load("reset under load", REQUESTS_AFTER, self.reset_under_load)
+        self.reset_at_rest()
         if not self.arguments.no_restart:
-            self.reset_at_rest()
             self.killed()
         time.sleep(2)
         return self.judge()
@@ -388,7 +388,7 @@ def main():
     arguments.add_argument("--report-ms", type=int, default=200)
     arguments.add_argument("--reports", choices=["yes", "no"], default="yes", help="no: there are none, nothing is judged")
     arguments.add_argument("--seed", default="1")
-    arguments.add_argument("--no-restart", action="store_true", help="leave out what needs idle or killed engines")
+    arguments.add_argument("--no-restart", action="store_true", help="kill no engine")
     arguments.add_argument("engines", nargs=2)
     # A started engine must not outlive this, however it ends.
     signal.signal(signal.SIGTERM, lambda *_: sys.exit(143))

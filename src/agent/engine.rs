@@ -136,10 +136,12 @@ async fn read_page(engine: &Arc<Engine>, shared: &Shared) -> bool {
     };
     let before = known.page.as_ref().and_then(|(page, _)| page.started_at);
     let is_other = before.zip(page.started_at).is_some_and(|(a, b)| (a - b).abs() > SAME_START_S);
+    let capacity = page.capacity_blocks;
     known.page = Some((page, Instant::now()));
     drop(known);
-    if is_other {
-        for followed in &shared.ranks {
+    for followed in &shared.ranks {
+        followed.rank().set_capacity(capacity);
+        if is_other {
             followed.rank().restarted();
             followed.wake.notify_one();
         }

@@ -155,6 +155,12 @@ fn of_rank(followed: &super::follow::Followed) -> Vec<Metric> {
             "Times that the engine cleared its cache",
             one(happened.clears),
         ),
+        (
+            "overflows_total",
+            "counter",
+            "Times that more was said to be held than there is room for",
+            one(happened.overflows),
+        ),
         ("replays_total", "counter", "Replays that were asked for", one(happened.replays)),
         ("generations_total", "counter", "Generations of the report", one(rank.generations())),
     ]

@@ -22,6 +22,10 @@ const FIRST_ANSWER: Duration = Duration::from_secs(5);
 /// A replay that is silent for so long is over, though its end was not heard: the engine drops what does not fit into its queue.
 const SILENCE: Duration = Duration::from_secs(1);
 
+/// After so much silence the engine is asked whether anything was lost; as long as it is not, after twice as much.
+const QUIET: Duration = Duration::from_secs(1);
+const MOST_QUIET: Duration = Duration::from_secs(16);
+
 /// Peers that introduce themselves at the same time.
 const MAX_INTRODUCTIONS: usize = 8;
 
@@ -140,6 +144,7 @@ async fn hear_one(
     connection: &mut Connection,
     mut arrivals: Option<&mut mpsc::Receiver<Connection>>,
 ) -> Option<Connection> {
+    let mut quiet = QUIET;
     loop {
         catch_up(followed, source).await;
         let another = async {
@@ -152,7 +157,13 @@ async fn hear_one(
             message = connection.receive() => message.ok()?,
             another = another => return another,
             () = followed.wake.notified() => continue,
+            () = sleep(quiet), if source.replay.is_some() => {
+                quiet = MOST_QUIET.min(2 * quiet);
+                followed.rank().check();
+                continue;
+            }
         };
+        quiet = QUIET;
         if let Some(frame) = Frame::parse(&message) {
             // While a rank waits for a replay, what comes live comes again with it.
             let _: Effect = followed.rank().take(frame);

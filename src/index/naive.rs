@@ -246,6 +246,7 @@ impl Both {
                     gone.push(held[random.below(held.len() as u64) as usize].clone());
                 }
                 naive.observed().retain(|held| !gone.iter().any(|gone| held.starts_with(gone)));
+                naive.held.retain(|held, _| !gone.iter().any(|gone| held.starts_with(gone)));
                 if random.below(2) == 0 {
                     // All that goes, in any order.
                     gone =

@@ -148,7 +148,11 @@ impl PrefixIndex {
                     gone = blocks.iter().copied().filter(|b| hearing.removed(*b, *tier)).collect();
                     blocks = &gone;
                 }
+                let before = told.len();
                 self.tree.remove(slot, blocks, &mut hearing.looked, told);
+                for sighting in told.get(before..).unwrap_or_default() {
+                    self.lose(replica, sighting.stretch());
+                }
             }
         }
     }
@@ -159,6 +163,9 @@ impl PrefixIndex {
         let stretch = sighting.stretch();
         if !sighting.is_held {
             self.lose(id, stretch);
+            // What was routed there is not waited for any more: it came about, and has been evicted. Where it was routed
+            // once more since, that is reported again soon.
+            self.lose(replica, stretch);
             return Recorded::Held;
         }
         let slot = self.slot(id);

@@ -421,10 +421,8 @@ fn replicas_are_found_by_their_name() {
         for (old, new) in [(8080, inference), (9902, prepared), (9903, metrics)] {
             config.replace(&format!("port_value: {old}"), &format!("port_value: {new}"));
         }
-        config.replace(
-            "address: replica, port_value: 8000",
-            &format!("address: localhost, port_value: {}", replica.address.port()),
-        );
+        config.replace("address: replica, ", "address: localhost, ");
+        config.replace("port_value: 8000", &format!("port_value: {}", replica.address.port()));
         config.replace("/etc/warmpath/filter/plugin.wasm", &files.wasm.display().to_string());
         config.replace(
             "/etc/warmpath/tokenizers/qwen3.warmpath",

@@ -18,6 +18,7 @@ use std::net::SocketAddr;
 use std::path::{Path, PathBuf};
 use std::process::{Child, Command, Stdio};
 use std::time::Duration;
+use tokio::io::{AsyncReadExt, AsyncWriteExt};
 use tokio::time::{Instant, sleep};
 use warmpath::metrics::{ALL, Kind};
 use warmpath::mock::control::Fail;
@@ -87,6 +88,16 @@ async fn get(address: SocketAddr, path: &str) -> (u16, String) {
     (answer.status, String::from_utf8_lossy(&answer.body).into_owned())
 }
 
+/// The first words of an answer to whom a browser takes this for.
+async fn status_for(address: SocketAddr, host: &str) -> String {
+    let mut stream = tokio::net::TcpStream::connect(address).await.unwrap();
+    let head = format!("GET /stats HTTP/1.1\r\nhost: {host}\r\nconnection: close\r\n\r\n");
+    stream.write_all(head.as_bytes()).await.unwrap();
+    let mut answer = Vec::new();
+    stream.read_to_end(&mut answer).await.unwrap();
+    String::from_utf8_lossy(&answer).chars().take(12).collect()
+}
+
 /// The lines of the access log, once there are so many.
 async fn logged(path: &Path, count: usize) -> (String, Vec<Value>) {
     let end = Instant::now() + PATIENCE;
@@ -149,8 +160,8 @@ fn access_logs_show_decisions_and_the_live_page_is_this_machines_alone() {
             }
             let mut connection = Connection::open(live).await;
             assert_eq!(connection.send(&Ask::post("/stats", "")).await.status, 404);
-            let stranger = Ask::get("/stats").header("host", "rebound.example");
-            assert_eq!(connection.send(&stranger).await.status, 404);
+            assert_eq!(status_for(live, "rebound.example").await, "HTTP/1.1 404");
+            assert_eq!(status_for(live, "localhost:1").await, "HTTP/1.1 200");
 
             let scrape = rig.scrape().await;
             // Nobody has watched for long enough to take one away.
@@ -235,14 +246,24 @@ fn named(expression: &str) -> BTreeSet<String> {
     words.filter(|word| word.starts_with("warmpath")).map(str::to_owned).collect()
 }
 
-/// What needs traffic of a kind that this run has not: its tests see these.
-const SEEN_ELSEWHERE: [&str; 2] =
-    ["warmpath_dropped_samples_total", "warmpath_partial_prompts_total"];
+/// What needs a kind of traffic, or an agent, that this run has not: other tests see these.
+const SEEN_ELSEWHERE: [&str; 9] = [
+    "warmpath_agents",
+    "warmpath_cache_report_fallbacks_total",
+    "warmpath_cache_reports_total",
+    "warmpath_corrections_total",
+    "warmpath_dropped_samples_total",
+    "warmpath_partial_prompts_total",
+    "warmpath_regret_tokens_total",
+    "warmpath_replica_cache_report_age_ms",
+    "warmpath_replica_observed_blocks",
+];
 
 /// Speeds are learned from more answers than there are here, or not from any that are this fast.
-const MAY_BE_EMPTY: [&str; 3] = [
-    "warmpath:replicas_lost_to_misses",
+const MAY_BE_EMPTY: [&str; 4] = [
     "avg by (replica) (warmpath_replica_prefill_tokens_per_s > 0)",
+    "warmpath:replicas_lost_to_misses",
+    "warmpath_replica_decode_us_per_token",
     "warmpath_replica_prefill_tokens_per_s",
 ];
 
@@ -274,7 +295,7 @@ fn every_query_of_the_dashboard_the_rules_and_the_alerts_has_data_in_a_run() {
             assert_eq!(cold.status, 200);
             let mut body = chat(seed + 5, 80, 2);
             body["messages"][0]["content"] = json!(format!("hemlock {seed}"));
-            assert_eq!(rig.send(&Ask::chat(&body)).await.status, 500);
+            assert!(rig.send(&Ask::chat(&body)).await.status >= 500);
             let missing = missing(api_address).await;
             if missing.is_empty() {
                 break;

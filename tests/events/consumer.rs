@@ -7,7 +7,7 @@ use crate::recording::Frame;
 use std::collections::BTreeSet;
 use warmpath::agent::cache::Names;
 use warmpath::agent::rank::{self, Ended, Rank, RankConfig};
-use warmpath::index::{PrefixIndex, Room, Tiers};
+use warmpath::index::{Hearing, PrefixIndex, Room};
 use warmpath::replicas::ReplicaId;
 use warmpath::report::{Change, Position, Report, Status, Tier, write_head};
 use warmpath::tokens::blocks::{BlockHash, BlockSize, Chain, ChainSeed};
@@ -22,7 +22,7 @@ pub struct Consumer {
     /// What the reports say is held.
     pub held: BTreeSet<BlockHash>,
     index: PrefixIndex,
-    tiers: Tiers,
+    hearing: Hearing,
     told: PrefixIndex,
 }
 
@@ -43,7 +43,7 @@ impl Consumer {
             position: None,
             held: BTreeSet::new(),
             index: PrefixIndex::new(),
-            tiers: Tiers::default(),
+            hearing: Hearing::default(),
             told: PrefixIndex::new(),
         }
     }
@@ -78,13 +78,14 @@ impl Consumer {
         let mut report = Report::read(body).unwrap();
         if report.since.is_none() {
             self.held.clear();
-            self.tiers.clear();
+            self.hearing = Hearing::default();
             self.index.begin_report(REPLICA);
             self.told.begin_report(REPLICA);
         } else {
             assert_eq!(report.since, self.position);
         }
         while let Some(changes) = report.step(8).unwrap() {
+            self.hearing.begin_piece();
             changes.iter().for_each(|change| self.apply(change));
         }
         self.index.complete_report(REPLICA);
@@ -111,7 +112,7 @@ impl Consumer {
             }
         }
         let mut sightings = Vec::new();
-        self.index.observe(REPLICA, ROOM, change, &mut self.tiers, &mut sightings);
+        self.index.observe(REPLICA, ROOM, change, &mut self.hearing, &mut sightings);
         for sighting in sightings {
             self.told.sight(REPLICA, ROOM, &sighting);
         }

@@ -91,6 +91,8 @@ pub struct Counts {
     pub left_out: u64,
     /// Held, and not to be reached.
     pub unreachable: u64,
+    /// Copies where the engine computes, of all of them.
+    pub copies: u64,
 }
 
 /// See the module.
@@ -171,7 +173,9 @@ impl Held {
             return false;
         }
         *copies -= 1;
-        if *copies > 0 {
+        let is_last = *copies == 0;
+        self.counts.copies -= u64::from(tier == Tier::Gpu);
+        if !is_last {
             return true;
         }
         let (is_held, is_told, is_left_out) = (node.is_held(), node.is_told, node.is_left_out);
@@ -268,7 +272,8 @@ impl Held {
         let Some(node) = self.nodes.get_mut(place as usize) else { return };
         let was_held = node.is_held();
         let copies = copies(node, tier);
-        *copies = copies.saturating_add(1);
+        *copies += 1;
+        self.counts.copies += u64::from(tier == Tier::Gpu);
         if *copies > 1 {
             return;
         }

@@ -8,21 +8,24 @@
 //!
 //! Pure: whoever holds the sockets calls it with what came, and asks it [`Rank::wants_replay`] before the next frame.
 
+mod answer;
+mod frame;
+
+pub use answer::Answer;
+pub use frame::Frame;
+
 use super::cache::{Cache, Names, Outcome, Seen};
 use super::events::{self, Batch};
 use super::held::Counts;
 use super::history::History;
 use super::sequence::{Next, Sequence};
 use super::tell::Teller;
-use crate::report::{MAX_REPORT_BYTES, Position};
+use crate::report::Position;
 use crate::tokens::blocks::{BlockHash, BlockSize};
 use std::sync::Arc;
 
 /// Replays from the beginning without an end before what is there is made do with.
 const MAX_REPLAYS: u32 = 3;
-
-/// What a snapshot may grow by changes before it is made anew: at least this much, or a quarter.
-const SNAPSHOT_SLACK_BYTES: usize = 64 << 10;
 
 /// How a rank is followed.
 #[derive(Debug, Clone)]
@@ -39,28 +42,6 @@ pub struct RankConfig {
     pub rank: Option<u32>,
     /// What its generations are made from: another number whenever an agent starts.
     pub seed: u64,
-}
-
-/// A message of the stream: its number, and its batch.
-#[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub struct Frame<'a> {
-    /// From 0, one more with each batch.
-    pub seq: u64,
-    /// The batch as msgpack.
-    pub payload: &'a [u8],
-}
-
-impl<'a> Frame<'a> {
-    /// The end of a replay.
-    pub const END: u64 = u64::MAX;
-
-    /// A message's parts to a frame: the last is the batch, the one before it the number; in front of them is a topic, and in a
-    /// replay an empty part.
-    pub fn parse<P: AsRef<[u8]>>(parts: &'a [P]) -> Option<Self> {
-        let [.., seq, payload] = parts else { return None };
-        let seq = u64::from_be_bytes(seq.as_ref().try_into().ok()?);
-        (parts.len() <= 4).then_some(Self { seq, payload: payload.as_ref() })
-    }
 }
 
 /// What a frame did.
@@ -100,6 +81,8 @@ pub struct Happened {
     pub restarts: u64,
     /// Times that the cache was cleared.
     pub clears: u64,
+    /// Times that more was said to be held than there is room for.
+    pub overflows: u64,
     /// Replays begun.
     pub replays: u64,
 }
@@ -110,6 +93,8 @@ enum Wanted {
     Everything,
     /// What comes behind the last frame.
     More,
+    /// The same, though nothing shows that there is anything.
+    Check,
 }
 
 /// One answer to a replay.
@@ -140,20 +125,11 @@ pub struct Rank {
     waiting: Option<(u64, Vec<u8>)>,
     is_incomplete: bool,
     tried_for_parent: bool,
+    /// Blocks that the engine has room for, where that is known.
+    capacity: Option<u32>,
     snapshot: Option<(Position, Arc<[u8]>)>,
     happened: Happened,
     last_junk: Option<String>,
-}
-
-/// What a reader is told.
-#[derive(Debug, Clone)]
-pub struct Answer {
-    /// What the changes continue; `None` for a snapshot.
-    pub since: Option<Position>,
-    /// Where they end.
-    pub position: Position,
-    /// Their bytes, in order.
-    pub pieces: Vec<Arc<[u8]>>,
 }
 
 impl Rank {
@@ -173,6 +149,7 @@ impl Rank {
             waiting: None,
             is_incomplete: true,
             tried_for_parent: false,
+            capacity: None,
             snapshot: None,
             happened: Happened::default(),
             last_junk: None,
@@ -220,9 +197,15 @@ impl Rank {
         }
     }
 
+    /// Says how many blocks the engine has room for.
+    pub fn set_capacity(&mut self, blocks: Option<u32>) {
+        self.capacity = blocks;
+    }
+
     /// Whether the stream is heard, without a gap.
     pub fn is_live(&self) -> bool {
-        self.is_connected && self.wanted.is_none() && !self.is_withheld
+        let is_behind = matches!(self.wanted, Some(Wanted::Everything | Wanted::More));
+        self.is_connected && !is_behind && !self.is_withheld
     }
 
     /// Whether more may be held than is told.
@@ -234,7 +217,7 @@ impl Rank {
     pub fn wants_replay(&self) -> Option<u64> {
         match self.wanted? {
             Wanted::Everything => Some(0),
-            Wanted::More => Some(self.sequence.last().unwrap_or(0)),
+            Wanted::More | Wanted::Check => Some(self.sequence.last().unwrap_or(0)),
         }
     }
 
@@ -261,6 +244,13 @@ impl Rank {
         }
         self.waiting = Some((frame.seq, frame.payload.to_vec()));
         Effect::Waits
+    }
+
+    /// Nothing has come for a while. What was lost last shows by nothing but the frame after it, so it is asked for.
+    pub fn check(&mut self) {
+        if self.is_live() && self.wanted.is_none() {
+            self.wanted = Some(Wanted::Check);
+        }
     }
 
     /// A message that is no frame.
@@ -320,8 +310,12 @@ impl Rank {
         let Some(wanted) = self.wanted else { return };
         let round = std::mem::take(&mut self.round);
         let is_new = self.sequence.last().is_none();
-        let is_lost = round.is_other || wanted == Wanted::More && !round.heard && !is_new;
+        let is_lost = round.is_other || wanted != Wanted::Everything && !round.heard && !is_new;
         if ended == Ended::Failed && !round.heard {
+            if wanted == Wanted::Check {
+                self.wanted = None;
+                return;
+            }
             // Nobody can say what was missed, but for what may have been said since the last answer: that shows by its number.
             if is_new || !self.is_catching_up {
                 self.start_over();
@@ -427,6 +421,14 @@ impl Rank {
                 self.miss_parent();
             }
         }
+        if self.capacity.is_some_and(|most| self.cache.counts().copies > most.into()) {
+            // vLLM tells a request that asks for it what it reuses as if it were stored: such copies are never removed.
+            self.happened.overflows += 1;
+            self.cache.clear();
+            self.begin_generation();
+            self.is_incomplete = true;
+            return;
+        }
         if !self.is_withheld {
             self.history.append(teller.finish());
         }
@@ -440,40 +442,6 @@ impl Rank {
             self.wanted = Some(Wanted::Everything);
         }
         self.is_incomplete = true;
-    }
-
-    /// What a reader is told that knows all up to a position.
-    pub fn answer(&mut self, since: Option<Position>) -> Answer {
-        let position = self.history.position();
-        if self.is_withheld {
-            return Answer { since: None, position, pieces: Vec::new() };
-        }
-        if let Some(since) = since
-            && let Some(changes) = self.history.since(since)
-        {
-            return Answer { since: Some(since), position, pieces: vec![changes.into()] };
-        }
-        let (at, snapshot) = self.snapshot();
-        let changes = self.history.since(at).unwrap_or_default();
-        let pieces = vec![snapshot, changes.into()];
-        Answer { since: None, position, pieces }
-    }
-
-    /// All that was held at some position not long ago: it is made for many readers, not for each.
-    fn snapshot(&mut self) -> (Position, Arc<[u8]>) {
-        if let Some((at, snapshot)) = &self.snapshot
-            && let Some(changes) = self.history.bytes_since(*at)
-            && changes <= SNAPSHOT_SLACK_BYTES.max(snapshot.len() / 4)
-            && snapshot.len() + changes <= MAX_REPORT_BYTES / 2
-        {
-            return (*at, Arc::clone(snapshot));
-        }
-        let mut teller = Teller::default();
-        self.cache.held().tell_all(&mut teller);
-        let snapshot: Arc<[u8]> = teller.finish().finish().into();
-        let at = self.history.position();
-        self.snapshot = Some((at, Arc::clone(&snapshot)));
-        (at, snapshot)
     }
 
     /// How many blocks are told of, and of which kind.

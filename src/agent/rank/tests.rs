@@ -292,6 +292,28 @@ fn a_gap_that_a_replay_fills_changes_no_generation() {
 }
 
 #[test]
+fn what_was_lost_last_is_found_when_it_is_quiet() {
+    let mut publisher = Publisher::default();
+    let mut rank = following(&publisher);
+    rank.take(publisher.publish(&[stored(&[10], None, &TOKENS[..4])]));
+    publisher.publish(&[stored(&[11], Some(10), &TOKENS[4..8])]);
+    rank.check();
+    assert!(rank.is_live());
+    publisher.catch_up(&mut rank, || usize::MAX);
+    check(&rank, &chain(base(), &TOKENS[..8]));
+    // Nothing is lost where nobody answers, and another engine is known by its answer.
+    rank.check();
+    rank.begin_replay();
+    rank.end_replay(Ended::Failed);
+    check(&rank, &chain(base(), &TOKENS[..8]));
+    assert!(rank.is_live() && !rank.is_incomplete());
+    rank.check();
+    Publisher::started(9.0).catch_up(&mut rank, || usize::MAX);
+    check(&rank, &[]);
+    assert!(rank.is_live());
+}
+
+#[test]
 fn a_gap_that_nothing_fills_begins_a_generation() {
     let mut publisher = Publisher::default();
     let mut rank = following(&publisher);
@@ -451,6 +473,48 @@ fn a_batch_that_cannot_be_read_forgets_all() {
         assert_eq!(rank.happened().junk, at as u64 + 1, "{payload:?}");
         assert!(rank.take_junk().is_some() && rank.is_incomplete() && rank.is_live());
     }
+}
+
+#[test]
+fn more_than_there_is_room_for_is_not_believed() {
+    let mut publisher = Publisher::default();
+    let mut rank = following(&publisher);
+    rank.set_capacity(Some(4));
+    for at in 0..4 {
+        rank.take(publisher.publish(&[stored(&[10, 11], None, &TOKENS[..8])]));
+        assert_eq!(held(&rank).len(), if at == 2 { 0 } else { 2 }, "{at}");
+    }
+    assert_eq!(rank.happened().overflows, 1);
+    assert!(rank.is_live() && rank.is_incomplete());
+    // Copies that end make room.
+    rank.take(publisher.publish(&[removed(11), removed(10), stored(&[20], None, &TOKENS[..4])]));
+    assert_eq!((held(&rank).len(), rank.happened().overflows), (1, 1));
+}
+
+#[test]
+fn any_changed_byte_of_a_batch_is_read_or_counted() {
+    let salted = json!({"extra_keys": [["salt"], [["image", 3]], null], "lora_name": "lora"});
+    let batch = batch(
+        1.5,
+        &[
+            with(stored(&[1, 2, 3], None, &TOKENS), salted),
+            removed(2),
+            json!({"type": "AllBlocksCleared"}),
+        ],
+    );
+    let mut rank = following(&Publisher::default());
+    let mut seq = 0;
+    for at in 0..batch.len() {
+        for value in [0, 0x7F, 0x90, 0xC0, 0xC1, 0xC4, 0xCF, 0xDC, 0xDF, 0xFF] {
+            let mut forged = batch.clone();
+            forged[at] = value;
+            rank.take(Frame { seq, payload: &forged });
+            seq += 1;
+        }
+    }
+    let happened = rank.happened();
+    assert_eq!(happened.batches + happened.junk, seq);
+    assert!(happened.batches > 100 && happened.junk > 100, "{happened:?}");
 }
 
 #[test]
