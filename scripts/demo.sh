@@ -236,6 +236,7 @@ attend "$replay" ready --within 20 "${replica_urls[@]}" || {
     tail -5 "$run/replicas.log" >&2
     fail "the replicas did not start"
 }
+first_port=$warmpath_port
 start_envoy envoy "" "$concurrency"
 await_envoy envoy "$concurrency" "$admin_port"
 
@@ -319,7 +320,7 @@ fi
 "$replay" table "$run/runs.json"
 [ -z "$json" ] || cp "$run/runs.json" "$json"
 
-curl_line="curl -si http://127.0.0.1:$warmpath_port/v1/chat/completions -H 'content-type: application/json' -H 'x-warmpath-explain: demo' -d '{\"model\": \"qwen3\", \"max_tokens\": 20, \"messages\": [{\"role\": \"system\", \"content\": \"You answer questions of people who have lost their way in a large building with many floors, and you never send anybody to a floor that does not exist.\"}, {\"role\": \"user\", \"content\": \"Where did I go?\"}]}'"
+curl_line="curl -si http://127.0.0.1:$first_port/v1/chat/completions -H 'content-type: application/json' -H 'x-warmpath-explain: demo' -d '{\"model\": \"qwen3\", \"max_tokens\": 20, \"messages\": [{\"role\": \"system\", \"content\": \"You answer questions of people who have lost their way in a large building with many floors, and you never send anybody to a floor that does not exist.\"}, {\"role\": \"user\", \"content\": \"Where did I go?\"}]}'"
 echo
 if [ -n "$serve" ]; then
     echo "Envoy and the replicas stay up until Ctrl-C. Try this twice: x-warmpath-explain says reason=cold, then reason=prefix."

@@ -301,7 +301,9 @@ fn places() -> Vec<Place> {
     while places.len() < PLACES {
         let [replica] = free_ports();
         if std::net::TcpListener::bind(local(replica + OFFSET)).is_ok() {
-            let config = fast_replica(&format!("replica-{}", places.len()));
+            let mut config = fast_replica(&format!("replica-{}", places.len()));
+            // Room for all that is sent, so that what is not cached was lost.
+            config.engine.capacity_blocks = 65_536;
             places.push(Place::new(config, 10_000, replica + OFFSET, replica));
         }
     }
@@ -410,7 +412,7 @@ async fn restart_engine(rig: &mut Rig, places: &[Place], at: usize) {
 
 /// Empties every cache, and lets each engine do something: vLLM tells of a reset with its next step.
 async fn reset_all(places: &[Place]) {
-    for (at, place) in places.iter().enumerate() {
+    for place in places {
         let end = Instant::now() + PATIENCE;
         loop {
             // Refused while an answer that has just ended is still there.
@@ -421,8 +423,14 @@ async fn reset_all(places: &[Place]) {
             assert!(Instant::now() < end, "the cache is not reset");
             sleep(Duration::from_millis(20)).await;
         }
-        let body = chat(800 + at as u64, 60, 1);
-        post(place.address, "/v1/chat/completions", &body).await;
+    }
+    all_do_something(places, 800).await;
+}
+
+/// Lets each engine do something, past the gateway.
+async fn all_do_something(places: &[Place], seed: u64) {
+    for (at, place) in (0..).zip(places) {
+        post(place.address, "/v1/chat/completions", &chat(seed + at, 60, 1)).await;
     }
 }
 
@@ -446,6 +454,15 @@ async fn another(files: &Files, places: &[Place]) -> Rig {
     })
     .await;
     all_report(&rig).await;
+    two_reports(&rig).await;
+    // Each worker must have heard of the replicas, too: which one takes a connection is the kernel's choice.
+    let (end, mut routed) = (Instant::now() + PATIENCE, 0);
+    while routed < 12 {
+        let probe = Ask::chat(&chat(12_345, 20, 1)).header("x-why", "open");
+        let is_routed = rig.send(&probe).await.header("x-warmpath-explain").is_some();
+        routed = if is_routed { routed + 1 } else { 0 };
+        assert!(Instant::now() < end, "a worker does not route");
+    }
     rig.note_vms().await;
     rig
 }
@@ -479,18 +496,19 @@ fn agents_and_engines_come_and_go_and_no_request_fails_or_waits() {
             rig.eventually("an agent is given up", |scrape| agents(scrape, "lost") == 1.0).await;
             assert_eq!(fallbacks(&rig, "silent").await, silent + 2.0);
             traffic.flows().await;
-            ask(&rig, &chat(700, 60, 2)).await;
+            ask(&rig, &chat(600, 60, 2)).await;
             places[1].signal_agent("CONT");
             all_report(&rig).await;
 
-            // Batches of events go astray.
+            // Batches of events go astray, and are asked for again once the next one shows it.
             for handle in &rig.replicas {
-                handle
-                    .replica
-                    .set_control(|control| control.events = Some((EventFault::Garble, 3)));
+                handle.replica.set_control(|control| control.events = Some((EventFault::Drop, 3)));
             }
-            traffic.flows().await;
+            for handle in &rig.replicas {
+                until("batches went astray", || handle.replica.control().events.is_none()).await;
+            }
             traffic.stop().await;
+            all_do_something(&places, 700).await;
             two_reports(&rig).await;
             all_report(&rig).await;
             talks.are_known(&rig, "after agents were killed, stopped and misled").await;
