@@ -176,8 +176,13 @@ def play(compose):
     until("six agents", lambda: total("warmpath_agents", state="reporting") == 6)
     new = replicas() - before
     finish(growing, "two replicas came")
-    until("requests on the new ones", lambda: all(
-        total("warmpath_replica_shadow_blocks", replica=replica) > 0 for replica in new), 60)
+    # Where the machine is slow they came when that load was over.
+    for _ in range(5):
+        if all(total("warmpath_replica_shadow_blocks", replica=replica) > 0 for replica in new):
+            break
+        finish(compose.load(200, 10), "six replicas answered")
+    else:
+        sys.exit(f"some of the new ones get no requests: {new}")
     print(f"  six replicas; the new ones hold prompts: {sorted(new)}")
 
     shrinking = compose.load(600, 40)

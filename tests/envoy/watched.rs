@@ -246,14 +246,24 @@ fn named(expression: &str) -> BTreeSet<String> {
     words.filter(|word| word.starts_with("warmpath")).map(str::to_owned).collect()
 }
 
-/// What needs traffic of a kind that this run has not: its tests see these.
-const SEEN_ELSEWHERE: [&str; 2] =
-    ["warmpath_dropped_samples_total", "warmpath_partial_prompts_total"];
+/// What needs a kind of traffic, or an agent, that this run has not: other tests see these.
+const SEEN_ELSEWHERE: [&str; 9] = [
+    "warmpath_agents",
+    "warmpath_cache_report_fallbacks_total",
+    "warmpath_cache_reports_total",
+    "warmpath_corrections_total",
+    "warmpath_dropped_samples_total",
+    "warmpath_partial_prompts_total",
+    "warmpath_regret_tokens_total",
+    "warmpath_replica_cache_report_age_ms",
+    "warmpath_replica_observed_blocks",
+];
 
 /// Speeds are learned from more answers than there are here, or not from any that are this fast.
-const MAY_BE_EMPTY: [&str; 3] = [
-    "warmpath:replicas_lost_to_misses",
+const MAY_BE_EMPTY: [&str; 4] = [
     "avg by (replica) (warmpath_replica_prefill_tokens_per_s > 0)",
+    "warmpath:replicas_lost_to_misses",
+    "warmpath_replica_decode_us_per_token",
     "warmpath_replica_prefill_tokens_per_s",
 ];
 
