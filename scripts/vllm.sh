@@ -48,7 +48,7 @@ work=$root/.work/vllm
 venv=${VLLM_VENV:-$work/venv}
 arch=qwen3 replicas="" mode=check requests=1000 clients=6 reports=yes
 # With --agents: a cache for some twelve conversations, and an agent so far above its engine's port.
-agents_blocks=256 agents_offset=500 report_ms=200
+agents_blocks=256 agents_offset=1000 report_ms=200
 engine_version=0.32.0 torch_version=2.13.0
 workers=2 secret=vllm-check
 
@@ -241,14 +241,15 @@ await() {
     done
 }
 
-# The agents' cluster is the polled one's with other ports.
+# The shipped cluster has the agents' addresses; the filter is told to ask them.
 add_agents() {
-    local report="\"cache_report\": {\"cluster\": \"llm_agents\", \"port_offset\": $agents_offset, \"interval_ms\": $report_ms}"
-    sed -n '/^  - name: replicas_poll$/,/^$/p' "$run/envoy.yaml" >"$run/agents.yaml"
-    sed -e 's/replicas_poll/llm_agents/' -e "s/port_value: ${engines[0]##*:}/port_value: $((${engines[0]##*:} + agents_offset))/" \
-        -e "s/port_value: ${engines[1]##*:}/port_value: $((${engines[1]##*:} + agents_offset))/" "$run/agents.yaml" >>"$run/envoy.yaml"
-    sed -i "s|\"max_body_bytes\": 4194304|&, $report|" "$run/envoy.yaml"
-    grep -q "name: llm_agents" "$run/envoy.yaml" || fail "envoy/envoy.yaml could not be adapted"
+    local report="\"cache_report\": {\"cluster\": \"agents\", \"port_offset\": $agents_offset, \"interval_ms\": $report_ms}"
+    sed -i -e "s/port_value: 9001}/port_value: $((${engines[0]##*:} + agents_offset))}/" \
+        -e "s/port_value: 9002}/port_value: $((${engines[1]##*:} + agents_offset))}/" -e '/port_value: 900[34]}/d' \
+        -e "s|\"max_body_bytes\": 4194304|&, $report|" "$run/envoy.yaml"
+    if ! grep -q "\"cache_report\"" "$run/envoy.yaml" || grep -q 'port_value: 900[1-4]}' "$run/envoy.yaml"; then
+        fail "envoy/envoy.yaml could not be adapted"
+    fi
 }
 
 start_agents() {
