@@ -619,6 +619,12 @@ pub const OBSERVED_CUT: Metric = Metric::counter(
     &[],
     "Blocks that replicas reported and that were left out: more than a VM remembers of one replica, in too many branches, or behind blocks that it does not hold",
 );
+/// Predictions by how they came about.
+pub const PREDICTION_SOURCE: Metric = Metric::counter(
+    "warmpath_prediction_source_total",
+    &["source", "result"],
+    "The same responses by how the prediction was known: routed (the replica does not report its cache), observed (it does), pending (some of it was routed there and not yet reported)",
+);
 /// Contradicted reports.
 pub const OBSERVED_CONTRADICTED: Metric = Metric::counter(
     "warmpath_observed_contradicted_total",
@@ -666,6 +672,7 @@ pub const ALL: &[Metric] = &[
     MODEL_TRUSTED,
     ORACLE,
     PREDICTION,
+    PREDICTION_SOURCE,
     OVERPREDICTED_TOKENS,
     UNDERPREDICTED_TOKENS,
     SHADOW_DECISIONS,

@@ -9,12 +9,13 @@ use std::hint::black_box;
 use std::time::{Duration, Instant};
 use warmpath::charge::Charges;
 use warmpath::config::Config;
-use warmpath::index::PrefixIndex;
+use warmpath::index::{Hearing, PrefixIndex, Room, Sighting};
 use warmpath::learn::{Rates, Speed};
 use warmpath::replicas::models::Served;
 use warmpath::replicas::stats::Report;
 use warmpath::replicas::strikes::Strikes;
 use warmpath::replicas::{Member, Moment, ReplicaId, ReplicaTable};
+use warmpath::report::{Change, Tier};
 use warmpath::request::{self, Api, Input};
 use warmpath::route::{self, PromptKnowledge, Question, RouteConfig, View};
 use warmpath::template::{Renderer, Rendering};
@@ -113,6 +114,7 @@ impl Parts {
     /// Every case, or those of one stage.
     pub fn cases(&self, only: Option<&str>) -> Vec<Case> {
         let mut cases = decisions();
+        cases.extend(reports());
         if only.is_none() {
             self.stages(&mut cases);
         }
@@ -314,6 +316,112 @@ fn decisions() -> Vec<Case> {
         }
     }
     cases
+}
+
+/// A prompt of 100,000 tokens of which 64 replicas report a part each, and were sent more since: against hashing it.
+fn reported() -> [Case; 2] {
+    const TOKENS: u32 = 100_000;
+    let ids: Vec<u32> = (0..TOKENS).collect();
+    let hashed = ids.clone();
+    let hashing = Case::new("decide", "hashing 100,000 tokens", move |steps| {
+        if let Some(size) = BlockSize::new(16) {
+            let mut chains = Chains::new(ChainSeed::new("m", None), &[size]);
+            steps.time(|| while !chains.go_on(&hashed, &mut || true) {});
+            black_box(chains);
+        }
+    });
+    let mut fleet = Fleet::full(64);
+    let chains = fleet.chains(&ids);
+    let hashes = chains.as_slice().first().map(|chain| chain.hashes().to_vec()).unwrap_or_default();
+    let replicas: Vec<ReplicaId> = fleet.table.iter().map(|replica| replica.id).collect();
+    let mut told = Vec::new();
+    for (n, id) in replicas.into_iter().enumerate() {
+        fleet.index.begin_report(id);
+        let held = hashes.get(..(n + 1) * hashes.len() / 70).unwrap_or_default();
+        for change in texts(n as u64, CAPACITY / TEXT - 16).chain([stored(None, held)]) {
+            fleet.index.observe(id, ROOM, &change, &mut Hearing::default(), &mut told);
+        }
+        fleet.index.complete_report(id);
+        let mut sent = hashes.get(..held.len() + 50).unwrap_or_default().to_vec();
+        sent.push(BlockHash(n as u64));
+        fleet.index.record(id, CAPACITY, &sent);
+        told.clear();
+    }
+    let decide = Case::new("decide", "64 replicas report, 100,000 tokens", move |steps| {
+        fleet.decide(steps, chains.as_slice());
+    });
+    [hashing, decide]
+}
+
+const ROOM: Room = Room { stated: CAPACITY, most: 1 << 19 };
+
+/// Blocks of a text.
+const TEXT: usize = 512;
+
+/// Pieces that are taken in on one tick, and the blocks of each.
+const PIECES: usize = 16;
+const PIECE: usize = 1 << 10;
+
+fn stored(parent: Option<BlockHash>, blocks: &[BlockHash]) -> Change {
+    Change::Stored { parent, blocks: blocks.to_vec(), tier: Tier::Gpu }
+}
+
+/// Texts of one replica that have nothing in common.
+fn texts(replica: u64, count: usize) -> impl Iterator<Item = Change> {
+    (0..count as u64).map(move |text| {
+        let first = 1 << 41 | replica << 33 | text << 12;
+        let blocks: Vec<BlockHash> = (first..first + TEXT as u64).map(BlockHash).collect();
+        stored(None, &blocks)
+    })
+}
+
+/// A replica says all that it has, a tick's share at a time: what the leader does with that, and every other VM.
+fn reports() -> Vec<Case> {
+    let mut cases = Vec::from(reported());
+    for (name, blocks) in [("65,536", CAPACITY), ("1,048,576", 1 << 20)] {
+        let changes: Vec<Change> = texts(0, blocks / TEXT).collect();
+        let again = changes.clone();
+        let hear = format!("{} of {name} blocks on a tick, heard", PIECES * PIECE);
+        cases.push(Case::new("resync", &hear, move |steps| {
+            let mut index = PrefixIndex::with_seed(7);
+            black_box(heard(&mut index, &changes, steps));
+        }));
+        let told = heard(&mut PrefixIndex::with_seed(7), &again, &mut Steps::default());
+        let tell = format!("{} of {name} blocks on a tick, told", PIECES * PIECE);
+        cases.push(Case::new("resync", &tell, move |steps| {
+            let mut index = PrefixIndex::with_seed(9);
+            for told in told.chunks(PIECES * PIECE / TEXT) {
+                steps.time(|| {
+                    for told in told {
+                        black_box(index.sight(SAID, ROOM, told));
+                    }
+                });
+            }
+        }));
+    }
+    let changes: Vec<Change> = texts(0, CAPACITY / TEXT).collect();
+    cases.push(Case::new("resync", "65,536 blocks forgotten, a tick's share", move |steps| {
+        let mut index = PrefixIndex::with_seed(7);
+        heard(&mut index, &changes, &mut Steps::default());
+        steps.time(|| index.begin_report(SAID));
+        (0..9).for_each(|_| steps.time(|| index.shrink(8 << 10)));
+    }));
+    cases
+}
+
+const SAID: ReplicaId = ReplicaId { slot: 0, incarnation: 1 };
+
+fn heard(index: &mut PrefixIndex, changes: &[Change], steps: &mut Steps) -> Vec<Sighting> {
+    let (mut hearing, mut told) = (Hearing::default(), Vec::new());
+    for changes in changes.chunks(PIECES * PIECE / TEXT) {
+        steps.time(|| {
+            for change in changes {
+                hearing.begin_piece();
+                index.observe(SAID, ROOM, change, &mut hearing, &mut told);
+            }
+        });
+    }
+    told
 }
 
 /// Who holds the prompt that is asked for.

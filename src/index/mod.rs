@@ -471,6 +471,6 @@ impl PrefixIndex {
 }
 
 #[cfg(test)]
-mod observed_tests;
+pub(crate) mod observed_tests;
 #[cfg(test)]
 mod tests;

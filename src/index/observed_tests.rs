@@ -147,7 +147,7 @@ fn a_report_of_more_than_there_is_room_for_is_cut_and_counted() {
 }
 
 /// An engine's cache that says what changes: the block that was used least recently and has no child goes first.
-struct Engine {
+pub(crate) struct Engine {
     room: usize,
     /// By block: what it follows, how many follow it, and its last use.
     held: HashMap<u64, (u64, u32, u64)>,
@@ -156,13 +156,19 @@ struct Engine {
 }
 
 impl Engine {
-    fn new(room: usize) -> Self {
+    pub(crate) fn new(room: usize) -> Self {
         Self { room, held: HashMap::new(), ends: std::collections::BTreeSet::new(), now: 0 }
     }
 
-    /// Computes a chain, and says so block by block, as while an answer is written.
-    fn compute(&mut self, index: &mut PrefixIndex, replica: ReplicaId, chain: &[u64], by: usize) {
+    /// How many blocks of a chain need not be computed.
+    pub(crate) fn cached(&self, chain: &[u64]) -> usize {
+        chain.iter().take_while(|block| self.held.contains_key(*block)).count()
+    }
+
+    /// Computes a chain, and says so by so many blocks at once, one by one as while an answer is written.
+    pub(crate) fn compute(&mut self, chain: &[u64], by: usize) -> Vec<Change> {
         self.now += 1;
+        let mut said = Vec::new();
         let known = chain.iter().take_while(|block| self.held.contains_key(*block)).count();
         for (at, block) in chain.iter().enumerate() {
             let parent = at.checked_sub(1).map_or(0, |at| chain[at]);
@@ -182,7 +188,7 @@ impl Engine {
         for (n, blocks) in chain[known..].chunks(by).enumerate() {
             let parent = (known + n * by).checked_sub(1).map(|at| BlockHash(chain[at]));
             let change = Change::Stored { parent, blocks: hashes(blocks), tier: Tier::Gpu };
-            say(index, replica, &change);
+            said.push(change);
         }
         let mut gone = Vec::new();
         while self.held.len() > self.room {
@@ -197,8 +203,9 @@ impl Engine {
             }
         }
         if !gone.is_empty() {
-            say(index, replica, &Change::Removed { blocks: hashes(&gone), tier: Tier::Gpu });
+            said.push(Change::Removed { blocks: hashes(&gone), tier: Tier::Gpu });
         }
+        said
     }
 }
 
@@ -274,7 +281,9 @@ fn what_comes_and_goes_block_by_block_takes_little_more_than_what_stays() {
             _ => Vec::new(),
         };
         chain.extend((0..1 + random.below(40)).map(|at| block(1000 + turn, at)));
-        engine.compute(&mut index, REPLICA, &chain, 1 + random.below(4) as usize);
+        for change in engine.compute(&chain, 1 + random.below(4) as usize) {
+            say(&mut index, REPLICA, &change);
+        }
         if chain.len() < 2000 {
             texts.push(chain);
         }

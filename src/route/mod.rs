@@ -147,6 +147,29 @@ impl RouteConfig {
     }
 }
 
+/// By what an overlap is known.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
+pub enum Source {
+    /// By what was routed there: the replica says nothing of its cache.
+    #[default]
+    Routed,
+    /// By the replica's own reports.
+    Observed,
+    /// By both: some of it was routed there lately, and is not in a report yet.
+    Pending,
+}
+
+impl Source {
+    /// As in metrics.
+    pub fn as_str(self) -> &'static str {
+        match self {
+            Self::Routed => "routed",
+            Self::Observed => "observed",
+            Self::Pending => "pending",
+        }
+    }
+}
+
 /// One replica, as it was weighed.
 #[derive(Debug, Clone, PartialEq)]
 pub struct Candidate {
@@ -156,6 +179,8 @@ pub struct Candidate {
     pub address: String,
     /// Tokens predicted to come from its cache.
     pub overlap_tokens: u32,
+    /// How that is known.
+    pub source: Source,
     /// Blocks of the prompt it is believed to hold, the last one included.
     pub held_blocks: usize,
     /// What it would cost.
@@ -175,6 +200,7 @@ struct Weighed<'a> {
     block_size: BlockSize,
     held_blocks: usize,
     overlap_tokens: u32,
+    source: Source,
     signals: Signals,
     cost: Cost,
     /// The cost's sum.
@@ -199,6 +225,7 @@ impl Weighed<'_> {
             id: self.replica.id,
             address: self.replica.address.clone(),
             overlap_tokens: self.overlap_tokens,
+            source: self.source,
             held_blocks: self.held_blocks,
             cost: self.cost,
             work: self.signals.work(config),
@@ -279,12 +306,13 @@ impl Decision {
             text.push_str(&format!(", suspended={}", self.suspended));
         }
         for candidate in &self.ranked {
-            let Candidate { address, overlap_tokens, cost, .. } = candidate;
+            let Candidate { address, overlap_tokens, source, cost, .. } = candidate;
             let Cost { wait, prefill, stall, decode, pressure, eviction, adapter } = cost;
             text.push_str(&format!(
-                "; replica={address}, overlap_tokens={overlap_tokens}, cost_s={:.4}, wait_s={wait:.4}, \
-                 prefill_s={prefill:.4}, stall_s={stall:.4}, decode_s={decode:.4}, pressure_s={pressure:.4}, \
+                "; replica={address}, overlap_tokens={overlap_tokens}, overlap_source={}, cost_s={:.4}, \
+                 wait_s={wait:.4}, prefill_s={prefill:.4}, stall_s={stall:.4}, decode_s={decode:.4}, pressure_s={pressure:.4}, \
                  eviction_s={eviction:.4}, adapter_s={adapter:.4}",
+                source.as_str(),
                 cost.total()
             ));
         }
@@ -477,6 +505,7 @@ struct Had {
     blocks: usize,
     /// What that saves.
     tokens: u32,
+    source: Source,
     /// What it would evict for the other blocks.
     evicted: Evicted,
 }
@@ -498,11 +527,18 @@ impl<'a> Known<'a> {
         let Some((chain, overlaps)) = all.find(|(chain, _)| chain.block_size() == block_size)
         else {
             let evicted = self.index.would_evict(id, 0);
-            return Had { block_size, blocks: 0, tokens: 0, evicted };
+            return Had { block_size, blocks: 0, tokens: 0, source: Source::Routed, evicted };
         };
         let (blocks, evicted) = overlaps.outlook(id);
-        let reusable = u32::try_from(blocks.min(chain.reusable_blocks())).unwrap_or(u32::MAX);
-        Had { block_size, blocks, tokens: reusable.saturating_mul(block_size.get()), evicted }
+        let reusable = blocks.min(chain.reusable_blocks());
+        let source = match overlaps.observed(id) {
+            None => Source::Routed,
+            Some(observed) if observed >= reusable => Source::Observed,
+            Some(_) => Source::Pending,
+        };
+        let reusable = u32::try_from(reusable).unwrap_or(u32::MAX);
+        let tokens = reusable.saturating_mul(block_size.get());
+        Had { block_size, blocks, tokens, source, evicted }
     }
 }
 
@@ -513,7 +549,7 @@ fn weigh<'a>(
     (replica, charge): (&'a Replica, &Charge),
     known: &Known<'_>,
 ) -> Weighed<'a> {
-    let Had { block_size, blocks, tokens, evicted } =
+    let Had { block_size, blocks, tokens, source, evicted } =
         known.by(config, replica, (request.identity)(replica.id));
     let used = Moment(evicted.used.saturating_mul(1000));
     let load = replica.fresh_load(view.now, config.stale_after);
@@ -538,7 +574,7 @@ fn weigh<'a>(
     };
     let cost = score::cost(&config.cost, &signals);
     let (held_blocks, overlap_tokens, total) = (blocks, tokens, cost.total());
-    Weighed { replica, block_size, held_blocks, overlap_tokens, signals, cost, total }
+    Weighed { replica, block_size, held_blocks, overlap_tokens, source, signals, cost, total }
 }
 
 fn reason(
@@ -563,9 +599,11 @@ fn reason(
 #[cfg(test)]
 mod tests {
     use super::*;
+    use crate::index::{Hearing, Room};
     use crate::replicas::models::Served;
     use crate::replicas::strikes::{PassiveHealth, Proof};
     use crate::replicas::{Load, Member};
+    use crate::report::{Change, Tier};
     use crate::tokens::blocks::Chains;
 
     pub(super) struct Fleet {
@@ -702,6 +740,34 @@ mod tests {
         assert_eq!(chosen(&second), chosen(&first));
         assert_eq!(second.chosen().unwrap().overlap_tokens, 992);
         assert_eq!(second.uncached_tokens(), 108);
+    }
+
+    #[test]
+    fn an_overlap_says_whether_it_was_reported() {
+        let mut fleet = fleet(1);
+        let (id, asked) = (fleet.table.iter().next().unwrap().id, prompt(1, 1000));
+        let source = |fleet: &Fleet| {
+            let decision = fleet.ask(&asked);
+            let chosen = decision.chosen().unwrap();
+            assert!(decision.explain().contains(chosen.source.as_str()));
+            (chosen.overlap_tokens, chosen.source)
+        };
+        assert_eq!(source(&fleet), (0, Source::Routed));
+        let chain = fleet.ask(&asked).chain.unwrap();
+        let blocks = chain.hashes()[..30].to_vec();
+        let change = Change::Stored { parent: None, blocks, tier: Tier::Gpu };
+        let (room, mut hearing) = (Room { stated: 999, most: 999 }, Hearing::default());
+        fleet.index.observe(id, room, &change, &mut hearing, &mut Vec::new());
+        fleet.index.complete_report(id);
+        assert_eq!(source(&fleet), (480, Source::Observed));
+        fleet.index.advance(fleet.now);
+        let sent = fleet.ask(&asked);
+        fleet.apply(&sent);
+        assert_eq!(source(&fleet), (992, Source::Pending));
+        // What was never reported did not come about.
+        fleet.index.advance(fleet.now.plus(Duration::from_secs(6)));
+        fleet.index.shrink(1000);
+        assert_eq!(source(&fleet), (480, Source::Observed));
     }
 
     #[test]
@@ -1015,7 +1081,7 @@ mod tests {
         let text = fleet(2).ask(&prompt(1, 800)).explain();
         assert!(text.starts_with("reason=cold, prompt_tokens=800; replica=10.0.0."), "{text}");
         assert!(
-            text.contains("overlap_tokens=0, cost_s=0.1004, wait_s=0.0000, prefill_s=0.1004"),
+            text.contains("overlap_tokens=0, overlap_source=routed, cost_s=0.1004, wait_s=0.0000, prefill_s=0.1004"),
             "{text}"
         );
         assert_eq!(text.matches("replica=").count(), 2);

@@ -154,10 +154,19 @@ fn whole<'a>(
         evicted_age_s: view.now.since(Moment(evicted.used * 1000)).as_secs_f64(),
         loads_adapter: question.adapter.is_some_and(|adapter| replica.must_load(adapter)),
     };
+    let observed = chain
+        .filter(|_| view.index.is_reporting(replica.id))
+        .map(|chain| view.index.overlap_blocks(replica.id.observed(), chain.hashes()));
+    let source = match observed {
+        None => Source::Routed,
+        Some(observed) if observed >= reusable => Source::Observed,
+        Some(_) => Source::Pending,
+    };
     let candidate = Candidate {
         id: replica.id,
         address: replica.address.clone(),
         overlap_tokens,
+        source,
         held_blocks,
         cost: score::cost(&config.cost, &signals),
         work: signals.work(&config.cost),

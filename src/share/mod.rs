@@ -25,6 +25,8 @@ pub mod table;
 pub mod vm;
 
 #[cfg(test)]
+mod agreement_tests;
+#[cfg(test)]
 #[cfg(not(target_family = "wasm"))]
 mod explore;
 #[cfg(test)]

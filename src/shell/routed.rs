@@ -23,7 +23,7 @@ use crate::replicas::attempts::{Attempts, Seen};
 use crate::replicas::{Moment, ReplicaId};
 use crate::request::{self, Prompt};
 use crate::route::regret::{Loss, Regret, Turnout};
-use crate::route::{self, Decision, PromptKnowledge, Question, Reason};
+use crate::route::{self, Decision, PromptKnowledge, Question, Reason, Source};
 use crate::score::Signals;
 use crate::share::log::{Fate, Record};
 use crate::tokens::blocks::Chain;
@@ -358,6 +358,10 @@ impl Routed {
             if computing {
                 return;
             }
+            // What the replica reports is not taken back: its next report says it better.
+            if chosen.source == Source::Observed {
+                meters::add(&metrics::OBSERVED_CONTRADICTED, &[], 1);
+            }
             link.correct(
                 self.replica,
                 chain.hashes(),
@@ -556,7 +560,9 @@ impl Routed {
         if self.served_elsewhere || self.decision.reason == Reason::PromptDistrusted {
             return None;
         }
-        let predicted = self.decision.chosen().map_or(0, |chosen| chosen.overlap_tokens);
+        let chosen = self.decision.chosen();
+        let (predicted, source) =
+            chosen.map_or((0, Source::Routed), |chosen| (chosen.overlap_tokens, chosen.source));
         let (over, under) = (predicted.saturating_sub(cached), cached.saturating_sub(predicted));
         let result = match (over, under) {
             (0, 0) => "equal",
@@ -564,6 +570,7 @@ impl Routed {
             _ => "over",
         };
         meters::add(&metrics::PREDICTION, &[model, result], 1);
+        meters::add(&metrics::PREDICTION_SOURCE, &[source.as_str(), result], 1);
         meters::add(&metrics::OVERPREDICTED_TOKENS, &[model], over.into());
         meters::add(&metrics::UNDERPREDICTED_TOKENS, &[model], under.into());
         Some(over > 0)

@@ -41,6 +41,8 @@ pub struct FleetConfig {
     pub threads: usize,
     /// Whether each request opens a connection, rather than each session.
     pub reconnects: bool,
+    /// Whether replicas say in their reports what they have cached.
+    pub agents: bool,
     /// Whether responses say how many tokens were cached.
     pub usage: bool,
     /// What goes wrong, in any order.
@@ -69,7 +71,8 @@ impl FleetConfig {
     /// The replicas, each as fast as it is, and telling what becomes of their blocks where the policy has that.
     pub fn engines(&self, policy: Policy) -> Vec<Replica> {
         let speed = |n| self.speeds.get(n).copied().unwrap_or(1.0);
-        let replica = |n| Replica::new(at_speed(&self.engine, speed(n)), policy.has_events());
+        let replica =
+            |n| Replica::new(at_speed(&self.engine, speed(n)), policy.has_events(self.agents));
         (0..self.replicas).map(replica).collect()
     }
 

@@ -1,7 +1,8 @@
 //! One gateway with the filter's core: what `src/shell` does with it, in virtual time.
 
+use super::agent::Said;
 use super::fleet::FleetConfig;
-use super::policy::{Ask, Ended, ReplicaReport, Router, Standing, Why};
+use super::policy::{Ask, Change, Ended, ReplicaReport, Router, Standing, Why};
 use hashbrown::HashMap;
 use std::time::Duration;
 use warmpath::charge::Charges;
@@ -42,6 +43,8 @@ pub struct Gateway {
     block_size: Option<BlockSize>,
     capacity_blocks: u32,
     under_way: HashMap<RequestId, UnderWay>,
+    /// What replicas say of their caches, if they do.
+    said: Option<Said>,
     why: Why,
 }
 
@@ -82,6 +85,7 @@ impl Gateway {
             block_size: count(fleet.engine.block_size).and_then(BlockSize::new),
             capacity_blocks: fleet.engine.capacity_blocks,
             under_way: HashMap::new(),
+            said: fleet.agents.then(Said::default),
             why: Why::default(),
         }
     }
@@ -138,7 +142,8 @@ impl Gateway {
             self.index.forget_beyond(replica, chain.hashes(), held);
             self.record(replica, chain, held);
         }
-        if cached >= predicted || self.index.is_well_filled(replica) {
+        let is_reporting = self.index.is_reporting(replica);
+        if !is_reporting && (cached >= predicted || self.index.is_well_filled(replica)) {
             self.lessons.compared(replica, predicted, cached);
         }
     }
@@ -297,6 +302,23 @@ impl Router for Gateway {
         let slot = count(replica).unwrap_or(u32::MAX);
         let own = self.table.at(slot).map_or(0, |replica| self.charges.of(replica.id).requests);
         self.table.set_report(slot, &report, own, moment(now));
+        let capacity = report.capacity_blocks.unwrap_or_default() as usize;
+        let id = self.table.at(slot).map(|replica| replica.id);
+        if let (Some(said), Some(id)) = (&mut self.said, id) {
+            said.tell(&mut self.index, replica, id, capacity);
+        }
+    }
+
+    fn chained(&mut self, blocks: &[u64]) {
+        if let Some(said) = &mut self.said {
+            said.learn(blocks);
+        }
+    }
+
+    fn cached(&mut self, replica: usize, changes: &[Change], _now: Duration) {
+        if let Some(said) = &mut self.said {
+            said.hear(replica, changes);
+        }
     }
 }
 

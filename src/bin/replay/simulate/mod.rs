@@ -4,6 +4,7 @@
 //! A run takes seconds of CPU and is the same every time, so it is where the cost formula is
 //! judged. What it leaves out: Envoy, the network and tokenizing.
 
+mod agent;
 mod baselines;
 mod bounds;
 mod fault;
@@ -116,6 +117,9 @@ pub struct SimulateArgs {
     /// SECONDS:silence:SECONDS, SECONDS:join:REPLICA or SECONDS:drain:REPLICA. May be repeated.
     #[arg(long = "fault")]
     faults: Vec<Fault>,
+    /// Replicas say in their reports what they have cached: Warmpath's agents.
+    #[arg(long)]
+    agents: bool,
     /// Responses do not say how many tokens were cached.
     #[arg(long)]
     no_usage: bool,
@@ -209,6 +213,7 @@ impl SimulateArgs {
             gateways: self.gateways,
             threads: self.threads,
             reconnects: self.reconnects,
+            agents: self.agents,
             usage: !self.no_usage,
             faults: self.faults.clone(),
         })
@@ -231,6 +236,7 @@ impl FleetConfig {
             gateways: 1,
             threads: 1,
             reconnects: false,
+            agents: false,
             usage: true,
             faults: Vec::new(),
             correction: true,

@@ -124,9 +124,13 @@ impl Policy {
         !is_envoys && self != Self::Estimated
     }
 
-    /// Whether replicas tell it what becomes of their blocks.
-    pub fn has_events(self) -> bool {
-        matches!(self, Self::SmgCacheAware | Self::Dynamo | Self::Lookahead)
+    /// Whether replicas tell it what becomes of their blocks: Warmpath's, where they have agents.
+    pub fn has_events(self, agents: bool) -> bool {
+        match self {
+            Self::SmgCacheAware | Self::Dynamo | Self::Lookahead => true,
+            Self::Warmpath => agents,
+            _ => false,
+        }
     }
 
     /// The time between reports that its own kind asks for, where that is not the fleet's.
@@ -209,6 +213,9 @@ pub trait Router {
 
     /// A replica's report.
     fn report(&mut self, _replica: usize, _report: &ReplicaReport, _now: Duration) {}
+
+    /// A chain that somebody computes: what follows what.
+    fn chained(&mut self, _blocks: &[u64]) {}
 
     /// What became of a replica's blocks in a step that has ended, in order; for policies that have KV events.
     fn cached(&mut self, _replica: usize, _changes: &[Change], _now: Duration) {}

@@ -266,6 +266,9 @@ impl<'a> Simulation<'a> {
             max_tokens: said.answer_tokens as usize,
             reads_cache: true,
         };
+        if self.fleet.agents {
+            self.routers.iter_mut().for_each(|router| router.chained(&work.keys));
+        }
         let replica = self.or_another(chosen);
         if let Some(asked) = self.asked.get_mut(number) {
             asked.sample.replica = Some(format!("replica {:02}", replica + 1));
