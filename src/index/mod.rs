@@ -9,7 +9,7 @@
 //! of a sequence first, so a block never outlives its parent's claim). So what a replica holds is closed under "parent of",
 //! always: that is why the deepest segment says how far it holds a chain, and why halving finds the first difference.
 //!
-//! What replicas say of their caches themselves is in the same tree, under identities of its own: see [`observed`].
+//! What replicas say of their caches themselves is in the same tree, under identities of its own: see `observed`.
 //!
 //! It keeps no clock: uses are ordered by the calls, and numbered by the time that [`PrefixIndex::advance`] was told.
 

@@ -2,7 +2,7 @@
 //!
 //! Each signal is a sum over replicas of what there is against what one is to have, so it says by itself how many are
 //! needed; the signal that asks for most decides. Who has not reported counts as idle where replicas would be added and as
-//! loaded just right where one would be taken away, so what is missing never decides. [`Window`]s make it hysteresis: up
+//! loaded just right where one would be taken away, so what is missing never decides. `Window`s make it hysteresis: up
 //! when the least that was asked for over some seconds is more, down when the most over some minutes is less.
 //!
 //! It starts and stops nothing, and knows no cluster but the one whose replicas it is given: the number is a gauge, and an
