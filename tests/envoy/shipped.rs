@@ -117,7 +117,9 @@ impl Config {
         self.replace("/etc/warmpath/warmpath.wasm", &wasm.display().to_string());
         self.replace("/etc/warmpath/qwen3.warmpath", &prepared.display().to_string());
         let page = Path::new(env!("CARGO_MANIFEST_DIR")).join("envoy/live.html");
-        self.text = self.text.replace("/etc/warmpath/live.html", &page.display().to_string());
+        for there in ["/etc/warmpath/live.html", "/etc/envoy/live.html"] {
+            self.text = self.text.replace(there, &page.display().to_string());
+        }
     }
 
     /// Moves the listeners to free ports of the loopback.
