@@ -4,7 +4,7 @@
 # real Envoy. Needs Rust, Python 3 and, the first time, a network.
 #
 #   scripts/test.sh              everything
-#   scripts/test.sh STEP...      only these: fmt clippy unit wasm docs manifests build traps envoy watched versions; compose
+#   scripts/test.sh STEP...      only these: fmt clippy unit wasm docs manifests build traps envoy versions; watched compose
 #
 # Output of a step is kept in .work/test/STEP.log and shown when it fails.
 set -euo pipefail
@@ -22,9 +22,9 @@ target=${CARGO_TARGET_DIR:-$root/target}
 export CARGO_TERM_COLOR=never
 mkdir -p "$logs"
 
-all=(fmt clippy unit wasm docs manifests build traps envoy watched versions)
-# Only by name: it takes some ten minutes and a Docker engine of its own.
-named=(compose)
+all=(fmt clippy unit wasm docs manifests build traps envoy versions)
+# Only by name: they want what few machines have (a Prometheus and a browser; a Docker engine), and minutes.
+named=(watched compose)
 
 # The oldest and a middle one: with these every body, transport and wish is tried again. In those
 # between it is enough that they take every shipped file.
@@ -45,8 +45,9 @@ Sets up what is missing and runs every step, or only those named. Stops at the f
   build      the filter as released, its size and what it imports
   traps      a filter that traps on demand, for the step envoy
   envoy      the filters that build and traps left, in a real Envoy
-  watched    rules and alerts by promtool; a dashboard on a real Prometheus, a page in a browser, a scaling loop
   versions   the same, shorter, in four older Envoys
+  watched    only if named: rules and alerts by promtool; a dashboard on a real Prometheus, a page in a browser,
+             a scaling loop (prometheus, chromium-headless-shell)
   compose    only if named: docker-compose.yml on a Docker engine of its own (root, dockerd, prometheus)
 
 Needs Rust, Python 3 and, the first time, a network. ENVOY_BIN names an Envoy for the step envoy in
