@@ -142,7 +142,7 @@ class Answer:
 
     def said(self):
         """The filter's account: reason, prompt tokens, first replica, its overlap."""
-        pattern = r"reason=(\w+), prompt_tokens=(\d+); replica=([^,;]+), overlap_tokens=(\d+),.*"
+        pattern = r"reason=(\w+), prompt_tokens=(\d+)[^;]*; replica=([^,;]+), overlap_tokens=(\d+),.*"
         match = re.fullmatch(pattern, self.explain)
         return (match[1], int(match[2]), match[3], int(match[4])) if match else None
 
