@@ -76,7 +76,7 @@ wants() { [[ " ${steps[*]} " == *" $1 "* ]]; }
 # Runs one step's function; its output goes to a log, its runners' own lines to the terminal.
 run_step() {
     local step=$1 began=$SECONDS log=$logs/$1.log status
-    printf '%-9s' "$step"
+    printf '%-10s' "$step"
     # Not within a condition: there bash would ignore `set -e`, and a step its own failures. In a
     # process group of its own, so that a signal ends all that the step has started.
     set +e -m
