@@ -24,6 +24,7 @@ import math
 import os
 import random
 import signal
+import socket
 import subprocess
 import sys
 import threading
@@ -77,6 +78,11 @@ class Request:
         return f"request-{self.number}"
 
     @property
+    def is_pending(self):
+        """Whether the prediction was of what another request was still to bring, not of what the engine was said to hold."""
+        return "overlap_source=pending" in self.explain.split("; replica=")[1]
+
+    @property
     def off(self):
         return (self.predicted - self.cached) // BLOCK_TOKENS
 
@@ -93,12 +99,12 @@ class Engine:
         threading.Thread(target=self.listen, daemon=True).start()
 
     def listen(self):
-        socket = zmq.Context.instance().socket(zmq.SUB)
-        socket.setsockopt(zmq.RCVHWM, 0)
-        socket.connect(self.events)
-        socket.setsockopt_string(zmq.SUBSCRIBE, TOPIC)
+        events = zmq.Context.instance().socket(zmq.SUB)
+        events.setsockopt(zmq.RCVHWM, 0)
+        events.connect(self.events)
+        events.setsockopt_string(zmq.SUBSCRIBE, TOPIC)
         while True:
-            _, _, payload = socket.recv_multipart()
+            _, _, payload = events.recv_multipart()
             now = time.monotonic()
             self.log.extend((now, event) for event in held.decoded(payload))
 
@@ -115,6 +121,16 @@ class Engine:
 
     def kill(self):
         os.killpg(self.pid, signal.SIGKILL)
+
+    def wait_until_dead(self):
+        """A killed process gives its memory back before it closes its sockets, which takes a busy machine seconds. Returns
+        how many."""
+        began = time.monotonic()
+        for address in (self.address, self.events.removeprefix("tcp://")):
+            host, port = address.split(":")
+            while is_listened_on(host, int(port)):
+                time.sleep(0.01)
+        return time.monotonic() - began
 
     def start(self):
         log = open(f"{self.start_script}.log", "ab")
@@ -160,6 +176,14 @@ class Engine:
             if event.get("session_id") in self.named:
                 begun.setdefault(event["session_id"], place)
         return begun
+
+
+def is_listened_on(host, port):
+    try:
+        socket.create_connection((host, port), timeout=1).close()
+    except OSError:
+        return False
+    return True
 
 
 class Conversation:
@@ -282,10 +306,14 @@ class Run:
         engine = self.engines[0]
         self.up.remove(engine)
         engine.kill()
-        engine.note_that_all_is_gone()
-        print(f"killed {engine.address}")
+
+        def die():
+            took = engine.wait_until_dead()
+            engine.note_that_all_is_gone()
+            print(f"killed {engine.address}: dead after {took:.2f} s")
+
         # While it is away, the other has it all.
-        self.load("one is away", REQUESTS_AFTER // 2)
+        self.load("one is away", REQUESTS_AFTER // 2, die)
         engine.start()
         self.up.append(engine)
         print(f"started {engine.address}")
@@ -341,8 +369,9 @@ class Run:
                 print(f"  request {request.number}: HTTP {request.status} {request.explain}")
 
     def is_gone(self, request):
-        """Predicted on blocks that had been gone for longer than two reports."""
-        return request.off > 0 and (request.age is None or request.age > self.old_s)
+        """Predicted on blocks that had been gone for longer than two reports, not on what was still to come."""
+        is_old = request.age is None or request.age > self.old_s
+        return request.off > 0 and is_old and not request.is_pending
 
     @property
     def old_s(self):
