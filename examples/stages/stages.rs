@@ -71,19 +71,29 @@ impl Case {
         Self { stage, input: input.to_owned(), run: Box::new(run) }
     }
 
-    /// Repeats it, and takes the least of each: whatever else the machine does only adds to it.
+    /// Repeats it, and takes the least of all and of each step: whatever else the machine does only adds to it, and of a
+    /// hundred steps it always adds to some.
     pub fn run(mut self) -> Figure {
-        let (mut least, mut longest, mut count) = (Duration::MAX, Duration::MAX, 0);
+        let (mut least, mut count) = (Duration::MAX, 0);
+        let mut each: Vec<Duration> = Vec::new();
         let begun = Instant::now();
         while count < 3 || begun.elapsed() < LONG_ENOUGH {
             let mut steps = Steps::default();
             (self.run)(&mut steps);
             least = least.min(steps.0.iter().sum());
-            longest = longest.min(steps.0.iter().max().copied().unwrap_or_default());
+            if each.len() == steps.0.len() {
+                each.iter_mut()
+                    .zip(&steps.0)
+                    .for_each(|(least, step)| *least = (*least).min(*step));
+            } else if each.is_empty() || steps.0.iter().max() < each.iter().max() {
+                // Steps that are cut by a clock are not the same ones.
+                each = steps.0;
+            }
             count += 1;
         }
         let Self { stage, input, .. } = self;
         let us = |time: Duration| time.as_secs_f64() * 1e6;
+        let longest = each.into_iter().max().unwrap_or_default();
         Figure { stage, input, us: us(least), longest_us: us(longest) }
     }
 }
