@@ -9,6 +9,7 @@ use crate::prompts::chat;
 use crate::shipped::Config;
 use std::net::SocketAddr;
 use std::process::Command;
+use warmpath::mock::ReplicaConfig;
 
 /// A gateway as it was before, and in comments where each piece goes.
 const OWN: &str = r#"# bootstrap
@@ -121,13 +122,22 @@ fn followed(replicas: &[SocketAddr]) -> String {
     text
 }
 
+/// A replica with the names of the README's command for mock replicas, asked for as the README asks.
+fn mock(name: &str) -> ReplicaConfig {
+    let readme = include_str!("../../README.md");
+    let (_, command) = readme.split_once("--bin warmpath-mock-replica -- ").unwrap();
+    let (command, _) = command.split_once("\n```").unwrap();
+    let models = command.split("--model ").skip(1);
+    let names = models.map(|model| model.split(['=', ' ', '\n']).next().unwrap().to_owned());
+    assert!(readme.contains("{\"model\": \"qwen3\", \"max_tokens\": 4"));
+    ReplicaConfig { served_names: names.collect(), ..fast_replica(name) }
+}
+
 #[test]
 fn readme_alone_leads_to_a_cache_aware_route() {
     with_envoy("readme_alone_leads_to_a_cache_aware_route", |files| async move {
-        let replicas = [
-            start_replica(fast_replica("replica-0")).await,
-            start_replica(fast_replica("replica-1")).await,
-        ];
+        let replicas =
+            [start_replica(mock("replica-0")).await, start_replica(mock("replica-1")).await];
         let mut config = Config::of(followed(&replicas.each_ref().map(|handle| handle.address)));
         config.set_files(&files.wasm, &files.prepared);
         let ports @ [inference, admin, served] = free_ports();
