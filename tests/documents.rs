@@ -52,6 +52,43 @@ fn readme_lists_every_option_with_its_default_and_unit() {
     assert_eq!(listed, real);
 }
 
+/// What the documents say beyond the README's tables is of options and values that there are.
+#[test]
+fn documents_in_depth_name_options_and_values_that_there_are() {
+    let configure = document("docs/configure.md");
+    let items = configure.lines().filter_map(|line| line.strip_prefix("- **"));
+    let mut options = 0;
+    for item in items {
+        let (names, _) = item.split_once("**:").unwrap_or_else(|| panic!("{item}"));
+        for name in names.split('`').skip(1).step_by(2) {
+            let within = |path: &str| path == name || path.starts_with(&format!("{name}."));
+            assert!(OPTIONS.iter().any(|(path, ..)| within(path)), "there is no option {name}");
+            options += 1;
+        }
+    }
+    assert!(options >= 20, "only {options} options");
+
+    let source = sources(&Path::new(env!("CARGO_MANIFEST_DIR")).join("src"));
+    let watch = document("docs/watch.md");
+    let rows = watch.lines().filter(|line| line.starts_with("| `warmpath_"));
+    let plain = |c: char| c.is_ascii_lowercase() || c.is_ascii_digit() || c == '_';
+    let mut values = 0;
+    for row in rows {
+        for word in row.split('`').skip(1).step_by(2).filter(|word| word.chars().all(plain)) {
+            assert!(source.contains(&format!("\"{word}\"")), "src has no {word:?}: {row}");
+            values += 1;
+        }
+    }
+    assert!(values >= 120, "only {values} values");
+    // A label whose values are neither names nor addresses nor the operator's is explained.
+    let evident = ["cluster", "replica", "model", "class"];
+    for metric in ALL.iter().filter(|metric| metric.labels.iter().any(|l| !evident.contains(l))) {
+        let named = |row: &str| row.contains(&format!("`{}`", metric.name));
+        let found = watch.lines().any(|row| row.starts_with("| `") && named(row));
+        assert!(found, "docs/watch.md does not say what the labels of {} are", metric.name);
+    }
+}
+
 #[test]
 fn readme_lists_every_metric_with_its_kind_labels_and_meaning() {
     let listed: Vec<[String; 4]> = table(&document("README.md"), "Metric")
@@ -70,6 +107,8 @@ fn readme_lists_every_metric_with_its_kind_labels_and_meaning() {
         })
         .collect();
     assert_eq!(listed, real);
+    let long = ALL.iter().find(|metric| metric.help.len() > 110);
+    assert_eq!(long, None, "its details go into docs/watch.md");
 }
 
 #[test]
@@ -113,18 +152,45 @@ fn holds(file: &str, block: &[&str]) -> bool {
     })
 }
 
+/// A text without the lines that are comments alone.
+fn uncommented(text: &str) -> String {
+    let lines = text.lines().filter(|line| !line.trim_start().starts_with('#'));
+    lines.collect::<Vec<&str>>().join("\n")
+}
+
+/// README's leave the comments out, and may name a line in passing.
 #[test]
-fn readme_shows_verbatim_parts_of_the_shipped_configurations() {
-    let readme = document("README.md");
-    let section = readme.split("\n## ").find(|section| section.starts_with("Into the Envoy"));
-    let mut blocks = 0;
-    for block in section.unwrap().split("```yaml\n").skip(1) {
-        let block: Vec<&str> = block.split("\n```").next().unwrap().lines().collect();
-        let found = envoy_files().iter().any(|(_, file)| holds(file, &block));
-        assert!(found, "no file of envoy/ has this part of README.md:\n{}", block.join("\n"));
-        blocks += 1;
+fn documents_show_verbatim_parts_of_the_shipped_configurations() {
+    let files = envoy_files();
+    let plain: Vec<(&str, String)> =
+        files.iter().map(|(name, file)| (name.as_str(), uncommented(file))).collect();
+    for (name, least) in [("README.md", 5), ("docs/install.md", 7), ("docs/agents.md", 1)] {
+        let text = document(name);
+        let mut blocks = 0;
+        for block in text.split("```yaml\n").skip(1) {
+            let block: Vec<&str> = block.split("\n```").next().unwrap().lines().collect();
+            let found = match name {
+                "README.md" => plain.iter().any(|(_, file)| holds(file, &block)),
+                _ => files.iter().any(|(_, file)| holds(file, &block)),
+            };
+            assert!(found, "no file of envoy/ has this part of {name}:\n{}", block.join("\n"));
+            blocks += 1;
+        }
+        assert!(blocks >= least, "{name}: only {blocks} pieces");
     }
-    assert!(blocks >= 12, "only {blocks} pieces");
+    let readme = document("README.md");
+    let (_, main) = plain.iter().find(|(name, _)| *name == "envoy.yaml").unwrap();
+    for line in [
+        "per_connection_buffer_limit_bytes: 8388608",
+        "request_body_buffer_limit: 12582912",
+        "timeout: 0s",
+        "idle_timeout: 600s",
+    ] {
+        assert!(readme.contains(&format!("`{line}`")) && holds(main, &[line]), "{line}");
+    }
+    let admin = "address: {socket_address: {address: 127.0.0.1, port_value: 9901}}";
+    assert!(readme.contains(&format!("`admin: {{{admin}}}`")), "{admin}");
+    assert!(holds(main, &["admin:", &format!("  {admin}")]), "{admin}");
     let file = "a:\n  b:\n    c: 1\n\n  d: 2\n";
     assert!(holds(file, &["b:", "  c: 1", "", "d: 2"]));
     assert!(!holds(file, &["b:", "c: 1"]));
@@ -187,11 +253,29 @@ fn configurations_by_dns_differ_where_they_say() {
     }
 }
 
+/// The files of `docs/`, by their paths.
+fn documents() -> Vec<String> {
+    let folder = Path::new(env!("CARGO_MANIFEST_DIR")).join("docs");
+    let entries = std::fs::read_dir(folder).unwrap_or_else(|error| panic!("docs/: {error}"));
+    let names = entries.filter_map(|entry| entry.ok()?.file_name().into_string().ok());
+    names.filter(|name| name.ends_with(".md")).map(|name| format!("docs/{name}")).collect()
+}
+
+#[test]
+fn readme_is_short_and_leads_to_every_document() {
+    let readme = document("README.md");
+    let lines = readme.lines().count();
+    assert!(lines <= 470, "{lines} lines");
+    for name in documents() {
+        assert!(readme.contains(&format!("`{name}`")), "README.md does not name {name}");
+    }
+}
+
 #[test]
 fn every_path_that_a_document_names_exists() {
-    let documents = ["install", "limits", "operate", "troubleshoot"];
-    let documents = documents.map(|name| format!("docs/{name}.md"));
     let main = ["README.md", "ARCHITECTURE.md", "CHANGELOG.md"].map(str::to_owned);
+    let documents = documents();
+    assert!(documents.len() >= 12, "{documents:?}");
     for name in main.into_iter().chain(documents) {
         let text = document(&name);
         let quoted = text.split('`').skip(1).step_by(2);
@@ -243,6 +327,9 @@ fn what_watches_names_metrics_rules_and_runbooks_that_there_are() {
         ),
         ("scripts/scale.sh", document("scripts/scale.sh")),
         ("docs/operate.md", document("docs/operate.md")),
+        ("docs/watch.md", document("docs/watch.md")),
+        ("docs/configure.md", document("docs/configure.md")),
+        ("docs/prompts.md", document("docs/prompts.md")),
         ("docs/troubleshoot.md", document("docs/troubleshoot.md")),
     ] {
         let mut named = 0;
