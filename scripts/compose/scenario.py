@@ -156,31 +156,29 @@ def scale_by_load(compose):
         **ENVIRONMENT, "COMPOSE": " ".join(compose.words),
         "PROMETHEUS": address(PORTS["PROMETHEUS_PORT"]), "METRICS": address(PORTS["WARMPATH_METRICS_PORT"]),
     }
-    had, number = len(containers("replica")), lambda: len(containers("replica"))
-    with tempfile.TemporaryFile("w+") as log:
+    with tempfile.NamedTemporaryFile("w+") as log:
+        said = lambda: pathlib.Path(log.name).read_text()
         scaler = subprocess.Popen(
             [ROOT / "scripts/scale.sh", "--every", "2", "--for", "900"],
             cwd=ROOT, env=environment, stdin=subprocess.DEVNULL, stdout=log, stderr=subprocess.STDOUT,
         )
         try:
             busy = compose.load(2000, 40)
-            until("more replicas", lambda: number() > had)
+            until("more replicas", lambda: " replicas, from " in said())
             finish(busy, "replicas were added by the load")
-            most = number()
             quiet = compose.load(300, 90)
-            until(f"{FEWEST} replicas", lambda: number() == FEWEST and known(FEWEST), 400)
+            until("the fewest", lambda: said().endswith(f"is gone: {FEWEST} replicas\n") and known(FEWEST), 400)
             finish(quiet, "replicas were drained and stopped")
         finally:
             scaler.terminate()
             scaler.wait(60)
-            log.seek(0)
-            said = log.read()
-            print("  " + said.strip().replace("\n", "\n  "))
-    drained = re.findall(r"(\S+) drains$", said, re.M)
-    gone = re.findall(r"(\S+) is gone", said, re.M)
+            print("  " + said().strip().replace("\n", "\n  "))
+        drained = re.findall(r"(\S+) drains$", said(), re.M)
+        gone = re.findall(r"(\S+) is gone", said())
+        most = max(map(int, re.findall(r" (\d+) replicas, from", said())))
     if drained != gone or len(gone) < most - FEWEST:
         sys.exit(f"{most} replicas became {FEWEST}; drained {drained}, gone {gone}")
-    print(f"  the load made {had} replicas {most} and {FEWEST} again; each was drained before it was stopped")
+    print(f"  the load made them {most} replicas and {FEWEST} again; each was drained before it was stopped")
 
 
 def play(compose):
