@@ -44,6 +44,29 @@ scenarios() {
     echo "compose: passed with $# versions of Compose"
 }
 
+# What the Dockerfile and scripts/release.sh make for others to load has one file, whole.
+artefacts() {
+    local made name path container
+    docker build --quiet --target plugin --tag plugin . >/dev/null
+    docker build --quiet --target tokenizers --tag tokenizers . >/dev/null
+    python3 scripts/release/oci.py "$work/plugin.tar" released:test "$target/wasm32-wasip1/release/warmpath.wasm=plugin.wasm"
+    docker load --quiet --input "$work/plugin.tar" >/dev/null
+    for made in plugin=plugin.wasm released:test=plugin.wasm tokenizers=qwen3.warmpath; do
+        name=${made%=*} path=${made#*=}
+        [ "$(docker image inspect --format '{{len .RootFS.Layers}}' "$name")" = 1 ] || fail "$name has more than $path"
+        container=$(docker create "$name" none)
+        docker cp --quiet "$container:/$path" "$work/$path"
+        docker rm "$container" >/dev/null
+        case $path in
+        plugin.wasm) cmp "$work/$path" "$target/wasm32-wasip1/release/warmpath.wasm" ;;
+        *) [ -s "$work/$path" ] || fail "$name has an empty $path" ;;
+        esac
+        rm "$work/$path"
+    done
+    rm "$work/plugin.tar"
+    say "the images of the filter and of the tokenizer have that and nothing else"
+}
+
 # --- within the namespaces -----------------------------------------------------------------------
 # The first process there: what it leaves running ends with it, and so do networks and mounts.
 inside() {
@@ -70,6 +93,7 @@ PY
     done
     say "making stand-ins for the images of others"
     TARGET=$target scripts/compose/stand_ins.sh "$work/images"
+    artefacts
     scenarios "$@"
     echo "Grafana: not run, a stub stood in its place"
 }

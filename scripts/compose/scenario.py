@@ -182,6 +182,8 @@ def scale_by_load(compose):
 
 
 def play(compose):
+    # Real engines want a GPU; that the file says what it should of them is all that can be seen without.
+    compose.run("--profile", "vllm", "config", "--quiet")
     compose.run("up", "--build", "-d")
     until(f"{REPLICAS} replicas found", lambda: known(REPLICAS) and len(replicas()) == REPLICAS, 300)
     until("every worker's tokenizer", lambda: total("warmpath_vms", state="ready") >= 2)
