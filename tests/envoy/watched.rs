@@ -516,7 +516,7 @@ fn compare(page: &Value, scrape: &Scrape, rig: &Rig) {
         assert_eq!(blocks, format!("{held} of {capacity} blocks"));
         let rank = value("warmpath_replica_drain_rank");
         assert!(
-            shown["text"].as_str().unwrap().ends_with(&format!(", {rank}. to drain")),
+            shown["text"].as_str().unwrap().ends_with(&format!(", drain order {rank}")),
             "{shown}"
         );
     }
