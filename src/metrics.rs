@@ -498,13 +498,13 @@ pub const REPLICA_UNFINISHED: Metric = Metric::gauge(
 pub const REPLICA_SHADOW: Metric = Metric::gauge(
     "warmpath_replica_shadow_blocks",
     &["cluster", "replica"],
-    "KV blocks that the replica is believed to hold",
+    "KV blocks that the replica is believed to hold; of one with an agent only those that it has not reported",
 );
 /// Shadow bound.
 pub const REPLICA_CAPACITY: Metric = Metric::gauge(
     "warmpath_replica_capacity_blocks",
     &["cluster", "replica"],
-    "KV blocks that the replica has, or seems to have where predictions show fewer: the bound of the line above",
+    "KV blocks that the replica has, or seems to have where predictions show fewer",
 );
 /// Block size.
 pub const REPLICA_BLOCK_SIZE: Metric = Metric::gauge(

@@ -414,6 +414,85 @@ fn the_images_build_has_every_file_that_is_compiled_in() {
     assert!(files > 0);
 }
 
+/// The files below a folder, as paths in it.
+fn files_below(folder: &Path, prefix: &str) -> Vec<String> {
+    let entries = std::fs::read_dir(folder);
+    let entries = entries.unwrap_or_else(|error| panic!("{}: {error}", folder.display()));
+    let mut files = Vec::new();
+    for path in entries.filter_map(|entry| Some(entry.ok()?.path())) {
+        let name = path.file_name().and_then(|name| name.to_str()).unwrap_or_default();
+        let place = format!("{prefix}{name}");
+        if path.is_dir() {
+            files.extend(files_below(&path, &format!("{place}/")));
+        } else {
+            files.push(place);
+        }
+    }
+    files
+}
+
+/// Files of `envoy`, who tries them, and by which words there. A folder is the files in it, not its folders.
+const TRIED: [(&str, &str, &str); 11] = [
+    ("", "tests/envoy/start.rs", "for name in shipped()"),
+    ("live.html", "tests/envoy/watched.rs", "the_live_page_shows_the_figures_of_stats"),
+    ("compose/envoy.yaml", "tests/envoy/start.rs", "for name in shipped()"),
+    ("compose/replica.sh", "Dockerfile", "COPY envoy/compose/replica.sh"),
+    ("grafana/dashboards/", "tests/envoy/watched.rs", "envoy/grafana/dashboards/warmpath.json"),
+    ("grafana/provisioning/dashboards/", "tests/documents.rs", "/warmpath.yaml\")["),
+    ("grafana/provisioning/datasources/", "tests/documents.rs", "/prometheus.yaml\")["),
+    ("istio/", "scripts/manifests/check.py", "envoy/istio/*.yaml"),
+    ("kubernetes/", "scripts/manifests/check.py", "envoy/kubernetes/*.yaml"),
+    ("kubernetes/envoy.yaml", "tests/envoy/start.rs", "for name in shipped()"),
+    ("prometheus/", "scripts/test.sh", "check config envoy/prometheus/prometheus.yml"),
+];
+
+#[test]
+fn every_shipped_file_is_tried_by_something() {
+    let files = files_below(&Path::new(env!("CARGO_MANIFEST_DIR")).join("envoy"), "");
+    assert!(files.len() >= 25, "{files:?}");
+    for file in &files {
+        let folder = &file[..file.rfind('/').map_or(0, |slash| slash + 1)];
+        let of = |place: &str| TRIED.iter().find(|(tried, ..)| *tried == place);
+        let Some((_, by, words)) = of(file).or_else(|| of(folder)) else {
+            panic!("nobody tries envoy/{file}");
+        };
+        assert!(document(by).contains(words), "{by} does not try envoy/{file}: it lacks {words}");
+    }
+    // What is in these two folders is taken by its ending there.
+    for file in files.iter().filter(|file| file.starts_with("istio/") || !file.contains('/')) {
+        assert!(file.ends_with(".yaml") || file == "live.html", "nobody tries envoy/{file}");
+    }
+}
+
+/// No test runs Grafana, so what it is told is held against what docker-compose.yml has.
+#[test]
+fn grafana_is_told_where_its_dashboard_and_its_prometheus_are() {
+    let read = |name: &str| -> serde_json::Value {
+        let text = document(&format!("envoy/grafana/{name}"));
+        serde_yaml_ng::from_str(&text).unwrap_or_else(|error| panic!("{name}: {error}"))
+    };
+    let compose: serde_json::Value =
+        serde_yaml_ng::from_str(&document("docker-compose.yml")).unwrap();
+    let provider = &read("provisioning/dashboards/warmpath.yaml")["providers"][0];
+    let folder = provider["options"]["path"].as_str().unwrap();
+    let source = &read("provisioning/datasources/prometheus.yaml")["datasources"][0];
+    let mounts = compose["services"]["grafana"]["volumes"].as_array().unwrap();
+    for (ours, theirs) in [("dashboards", folder), ("provisioning", "/etc/grafana/provisioning")] {
+        let mount = format!("./envoy/grafana/{ours}:{theirs}:ro");
+        assert!(mounts.iter().any(|volume| *volume == *mount), "{mounts:?} lack {mount}");
+    }
+    assert_eq!(source["url"], "http://prometheus:9090");
+    let port = compose["services"]["prometheus"]["ports"][0].as_str().unwrap();
+    assert!(port.ends_with(":9090"), "{port}");
+    let dashboard = read("dashboards/warmpath.json");
+    let variable = &dashboard["templating"]["list"][0];
+    assert_eq!((&variable["type"], &variable["query"]), (&"datasource".into(), &source["type"]));
+    let panels = dashboard["panels"].as_array().unwrap();
+    for panel in panels.iter().filter(|panel| panel["type"] != "row") {
+        assert_eq!(panel["datasource"]["uid"], "${datasource}", "{}", panel["title"]);
+    }
+}
+
 /// The names of all tests, and of the steps of `scripts/test.sh`.
 fn tests() -> BTreeSet<String> {
     let root = Path::new(env!("CARGO_MANIFEST_DIR"));
@@ -454,6 +533,24 @@ fn each_complaint_from_the_field_has_a_test_or_a_reason() {
     assert!(seen.len() >= 110, "only {} complaints", seen.len());
     let said = format!("for {} public complaints", seen.len());
     assert!(document("README.md").contains(&said), "README.md lacks: {said}");
+}
+
+/// Every metric is seen in a run: in that of `scripts/test.sh watched`, or in a test that is named there and asks for it.
+#[test]
+fn a_metric_that_the_watched_run_lacks_is_seen_by_the_test_that_it_names() {
+    let watched = document("tests/envoy/watched.rs");
+    let (_, list) = watched.split_once("const SEEN_ELSEWHERE:").unwrap();
+    let (_, list) = list.split_once('=').unwrap();
+    let (list, _) = list.split_once("];").unwrap();
+    let words: Vec<&str> = list.split('"').skip(1).step_by(2).collect();
+    let text = sources(&Path::new(env!("CARGO_MANIFEST_DIR")).join("tests"));
+    for pair in words.chunks(2) {
+        let &[metric, test] = pair else { panic!("{words:?}") };
+        assert!(ALL.iter().any(|known| known.name == metric), "{metric}");
+        let (_, body) = text.split_once(&format!("fn {test}() {{")).unwrap();
+        let body = body.split("#[test]").next().unwrap_or_default();
+        assert!(body.contains(&format!("{metric:?}")), "{test} does not look at {metric}");
+    }
 }
 
 #[test]
