@@ -193,13 +193,13 @@ pub const REQUESTS: Metric = Metric::counter(
 pub const PROMPTS: Metric = Metric::counter(
     "warmpath_prompts_total",
     &["api", "prompt", "class"],
-    "Requests by their API, their class, and whether their prompt's tokens were known when they were routed: known, unknown, or none where the API computes no prompt; other is a POST of JSON to a path that is no API here",
+    "Requests by API, by class, and by whether their prompt's tokens were known",
 );
 /// Prompts of batches.
 pub const MORE_PROMPTS: Metric = Metric::counter(
     "warmpath_more_prompts_total",
     &["api"],
-    "Prompts of batches beyond the first, by which alone a batch is routed; documents beside a query among them",
+    "Prompts of batches beyond the first, by which alone a batch is routed",
 );
 /// Own count of prompt tokens.
 pub const PROMPT_TOKENS: Metric = Metric::counter(
@@ -217,19 +217,19 @@ pub const PREDICTED_CACHED_TOKENS: Metric = Metric::counter(
 pub const PARTIAL_PROMPTS: Metric = Metric::counter(
     "warmpath_partial_prompts_total",
     &["kind"],
-    "Prompts routed by their head because the ids behind it cannot be known: media",
+    "Prompts routed by their head because the ids behind it cannot be known",
 );
 /// Answers by what could be read of them.
 pub const RESPONSES: Metric = Metric::counter(
     "warmpath_responses_total",
     &["usage"],
-    "Successful responses to routed prompts, by what their usage carried: cached, no_cached or none; cut where the response ended early, unreadable where it is compressed or of another type",
+    "Successful responses to routed prompts, by what their usage carried",
 );
 /// Failed answers.
 pub const FAILED_RESPONSES: Metric = Metric::counter(
     "warmpath_failed_responses_total",
     &["class"],
-    "Responses other than 200 to routed requests, by status class: 3xx, 4xx, 5xx, other, or none when the client got no response",
+    "Responses other than 200 to routed requests, by status class",
 );
 /// The engine's count of prompt tokens.
 pub const REPORTED_PROMPT_TOKENS: Metric = Metric::counter(
@@ -253,13 +253,13 @@ pub const PROMPT_COUNT: Metric = Metric::counter(
 pub const MODEL_TRUSTED: Metric = Metric::gauge(
     "warmpath_model_trusted",
     &["model", "kind"],
-    "1 while prompts of this kind (chat, tools, text, responses, messages, pooling) are matched; 0 while they are not because they seem to differ from the engine's",
+    "1 while prompts of this kind are matched, 0 while they seem to differ from the engine's",
 );
 /// Comparisons of ids.
 pub const ORACLE: Metric = Metric::counter(
     "warmpath_oracle_total",
     &["model", "oracle", "result"],
-    "Token ids compared with a replica's: of canaries and of clients' prompts by its /tokenize (canary, live), and of responses that return them (response); equal, differs, absent (it has no such path) or error",
+    "Token ids compared with a replica's, by where they come from and what came out",
 );
 /// Quality of predictions.
 pub const PREDICTION: Metric = Metric::counter(
@@ -283,25 +283,25 @@ pub const UNDERPREDICTED_TOKENS: Metric = Metric::counter(
 pub const SHADOW_DECISIONS: Metric = Metric::counter(
     "warmpath_shadow_decisions_total",
     &["result"],
-    "Decisions that were made by shadow's policy, too, with no effect: it would have chosen the same replica (agree), or another (differ)",
+    "Decisions in which shadow's policy would have chosen the same replica, or another",
 );
 /// What each would have found.
 pub const SHADOW_CACHED_TOKENS: Metric = Metric::counter(
     "warmpath_shadow_cached_tokens_total",
     &["policy"],
-    "Of those decisions' prompts, tokens predicted to come from the cache of the replica that each of the two policies chose; for shadow's, from the caches as they would be had it chosen all along",
+    "Of those decisions' prompts, tokens predicted to be cached where each of the two policies chose",
 );
 /// What each would have cost.
 pub const SHADOW_COST_US: Metric = Metric::counter(
     "warmpath_shadow_cost_us_total",
     &["policy"],
-    "What those choices cost by the formula, in microseconds; for shadow's, with the requests in flight that it would have sent there",
+    "What those choices cost by the formula, in microseconds",
 );
 /// Choices that proved worse than another.
 pub const REGRET_REQUESTS: Metric = Metric::counter(
     "warmpath_regret_requests_total",
     &["reason"],
-    "Successful responses to routed requests, by why most was lost against the best candidate in hindsight (see Regret): stale_claim, queue, load, tie, policy, suspended, retry; none where nothing was; unknown_prompt where the prompt was not matched, untold where the response does not say",
+    "Successful responses to routed requests, by why most was lost against the best candidate in hindsight",
 );
 /// Tokens lost by them.
 pub const REGRET_TOKENS: Metric = Metric::counter(
@@ -325,7 +325,7 @@ pub const SERVED_ELSEWHERE: Metric = Metric::counter(
 pub const STRIKES: Metric = Metric::counter(
     "warmpath_strikes_total",
     &["kind"],
-    "Failures held against a replica: spared (another one answered the same request), connection (could not be connected to), error (a 5xx, or a connection cut before an answer, that no other replica made good)",
+    "Failures held against a replica, by what they prove",
 );
 /// Suspensions.
 pub const SUSPENSIONS: Metric = Metric::counter(
@@ -345,31 +345,31 @@ pub const TOKEN_TIME: Metric = Metric {
     name: "warmpath_inter_token_us",
     kind: Kind::Histogram,
     labels: &["class"],
-    help: "Microseconds from one token of a streamed answer to the next, on average over the answer; only where it has two or more",
+    help: "Microseconds from one token of a streamed answer to the next, on average over the answer",
 };
 /// Cost of a decision.
 pub const DECISION: Metric = Metric::histogram(
     "warmpath_decision_us",
-    "Microseconds from the complete body to the routing header: parse, render, tokenize, hash, weigh, and wait for the turn",
+    "Microseconds from the complete body to the routing header",
 );
 /// How long Envoy's worker was held.
 pub const CALLBACK: Metric = Metric {
     name: "warmpath_callback_us",
     kind: Kind::Histogram,
     labels: &["callback"],
-    help: "Microseconds that one callback held its worker: request_headers, request_body, response_headers, response_body, log, tick or call",
+    help: "Microseconds that one callback held its worker",
 };
 /// Poll health.
 pub const POLLS: Metric = Metric::counter(
     "warmpath_polls_total",
     &["target", "result"],
-    "Calls of the poller: admin, metrics or models; answered (ok), without all the numbers that routing goes by (incomplete), failed, too_large, or unreadable",
+    "Calls of the poller, by what was asked for and what came",
 );
 /// Cache reports by what came of them.
 pub const REPORTS: Metric = Metric::counter(
     "warmpath_cache_reports_total",
     &["result"],
-    "Answers of agents, by what they were: changes, unchanged or snapshot (a resync: all that is cached, at first and whenever the agent starts anew), all taken in; restarted (the first of a new process, which is asked for all once more), unused (its blocks cannot be used), out_of_order or deferred (asked again); late (of a replica that is gone); or no report: failed, refused (401, 403), timed_out, cut (its end did not come in time, or within 32 MiB), too_large, foreign (something else), other_version, damaged",
+    "Answers of agents, by what they were",
 );
 /// Size of reports.
 pub const REPORT_BYTES: Metric = Metric::counter(
@@ -381,14 +381,11 @@ pub const REPORT_BYTES: Metric = Metric::counter(
 pub const REPORT_FALLBACKS: Metric = Metric::counter(
     "warmpath_cache_report_fallbacks_total",
     &["reason"],
-    "Times that a replica's agent could not be believed any more, so that it is taken to hold what was sent there: silent (no report for lost_after_ms), deaf (the agent does not hear its engine), damaged (a report that was wrong far behind), other_model, other_block_size, tenants",
+    "Times that a replica's agent could not be believed any more, by why",
 );
 /// Agents by what they are to their replicas.
-pub const AGENTS: Metric = Metric::gauge(
-    "warmpath_agents",
-    &["cluster", "state"],
-    "Replicas by their agents: reporting (what it says is what the replica holds), load_only (its blocks are not the filter's: another model's or of another size, or tenant_header is set), deaf (it does not hear its engine), lost (it has stopped reporting), unheard (there may be none)",
-);
+pub const AGENTS: Metric =
+    Metric::gauge("warmpath_agents", &["cluster", "state"], "Replicas by what their agents tell");
 /// Blocks by the agent's account.
 pub const REPLICA_OBSERVED: Metric = Metric::gauge(
     "warmpath_replica_observed_blocks",
@@ -411,7 +408,7 @@ pub const UNPLACED_REPLICAS: Metric = Metric::gauge(
 pub const RESTARTS: Metric = Metric::counter(
     "warmpath_replica_restarts_total",
     &[],
-    "Restarts seen by a changed process start time; what was known of the old cache is forgotten",
+    "Restarts of replicas, seen by a changed process start time",
 );
 /// Replicas by health.
 pub const REPLICAS: Metric = Metric::gauge(
@@ -459,7 +456,7 @@ pub const REPLICA_SUSPENDED: Metric = Metric::gauge(
 pub const REPLICA_PREFILL_RATE: Metric = Metric::gauge(
     "warmpath_replica_prefill_tokens_per_s",
     &["cluster", "replica"],
-    "Prompt tokens that the replica computes per second, as its streamed answers show; its cluster's median where it has given too few; absent while nothing is known",
+    "Prompt tokens that the replica computes per second, as its streamed answers show",
 );
 /// Learned: decode.
 pub const REPLICA_DECODE_TIME: Metric = Metric::gauge(
@@ -483,37 +480,37 @@ pub const REPLICA_SAMPLES: Metric = Metric::gauge(
 pub const CORRECTIONS: Metric = Metric::counter(
     "warmpath_corrections_total",
     &["result"],
-    "Answers with fewer cached tokens than predicted: corrected (what followed is forgotten of that replica), or computing (others with the same beginning were under way, which proves nothing)",
+    "Answers with fewer cached tokens than predicted, by what is made of them",
 );
 /// What was seen of speed.
 pub const RATE_SAMPLES: Metric = Metric::counter(
     "warmpath_rate_samples_total",
     &["result"],
-    "Answers by what they teach of a replica's speed: taken; or nothing, being whole (not streamed), of an unknown prompt, retried (or served elsewhere), cut, or absurd (no engine behaves like that)",
+    "Answers by what they teach of a replica's speed",
 );
 /// Own unfinished.
 pub const REPLICA_UNFINISHED: Metric = Metric::gauge(
     "warmpath_replica_unfinished_tokens",
     &["cluster", "replica"],
-    "Uncached prompt tokens that this Envoy sent there and whose answer has not begun; those of long prompts count for more, as attention does",
+    "Uncached prompt tokens that this Envoy sent there and whose answer has not begun",
 );
 /// Shadow occupancy.
 pub const REPLICA_SHADOW: Metric = Metric::gauge(
     "warmpath_replica_shadow_blocks",
     &["cluster", "replica"],
-    "KV blocks that the replica is believed to hold",
+    "KV blocks that the replica is believed to hold; of one with an agent only those that it has not reported",
 );
 /// Shadow bound.
 pub const REPLICA_CAPACITY: Metric = Metric::gauge(
     "warmpath_replica_capacity_blocks",
     &["cluster", "replica"],
-    "KV blocks that the replica has, or seems to have where predictions show fewer: the bound of the line above",
+    "KV blocks that the replica has, or seems to have where predictions show fewer",
 );
 /// Block size.
 pub const REPLICA_BLOCK_SIZE: Metric = Metric::gauge(
     "warmpath_replica_block_size",
     &["cluster", "replica"],
-    "Tokens per KV block, as the replica says, by which its prompts are matched; absent where it does not, and default_block_size is taken",
+    "Tokens per KV block, as the replica says; absent where it does not",
 );
 /// Hits by replica.
 pub const REPLICA_CACHED_TOKENS: Metric = Metric::counter(
@@ -525,13 +522,13 @@ pub const REPLICA_CACHED_TOKENS: Metric = Metric::counter(
 pub const REPLICA_DRAIN_RANK: Metric = Metric::gauge(
     "warmpath_replica_drain_rank",
     &["cluster", "replica"],
-    "Only with scaling: 1 where a drain would cost least (the cache spared the fewest tokens lately; of equal ones, it holds the fewest blocks), then 2, 3...; 0 for those that get no requests",
+    "Only with scaling: 1 where a drain would cost least, then 2, 3...; 0 for those that get no requests",
 );
 /// Promises kept.
 pub const FIRST_TOKENS: Metric = Metric::counter(
     "warmpath_first_tokens_total",
     &["cluster", "result"],
-    "Only with scaling.first_token_ms: streamed answers by whether their first content event came within that time, or late",
+    "Only with scaling.first_token_ms: streamed answers by whether they began within that time, or late",
 );
 /// How many replicas.
 pub const RECOMMENDED_REPLICAS: Metric = Metric::gauge(
@@ -543,25 +540,25 @@ pub const RECOMMENDED_REPLICAS: Metric = Metric::gauge(
 pub const SCALING_UNHEARD: Metric = Metric::gauge(
     "warmpath_scaling_unheard_replicas",
     &["cluster"],
-    "Only with scaling: replicas that get requests and whose load is not known; while there are any they neither add to the line above nor take from it, and where it is nobody's, the last number stands",
+    "Only with scaling: replicas that get requests and whose load is not known",
 );
 /// By what.
 pub const SCALING_PRESSURE: Metric = Metric::gauge(
     "warmpath_scaling_pressure_percent",
     &["cluster", "kind"],
-    "Only with scaling: what replicas have on average beside what each is to have, which is 100: time spent on prompts (prefill), prompts that wait (backlog), requests queued (queue), KV blocks held by running requests (kv), late first tokens (first_token, where 100 is 1 %)",
+    "Only with scaling: what replicas have on average beside what each is to have, which is 100",
 );
 /// Work that waits.
 pub const SCALING_BACKLOG: Metric = Metric::gauge(
     "warmpath_scaling_backlog_ms",
     &["cluster"],
-    "Only with scaling: milliseconds of prompts that wait to be computed, on average over the replicas that get requests",
+    "Only with scaling: milliseconds of prompts that wait to be computed, on average",
 );
 /// Live VMs.
 pub const VMS: Metric = Metric::gauge(
     "warmpath_vms",
     &["state"],
-    "VMs of this Envoy that share their view: all (one a worker and the main thread's), and those with every tokenizer loaded (ready: as a rule the workers')",
+    "VMs of this Envoy that share their view, and of these the ones with every tokenizer loaded",
 );
 /// Memory per VM.
 pub const VM_MEMORY: Metric =
@@ -570,7 +567,7 @@ pub const VM_MEMORY: Metric =
 pub const MEMO_PROMPTS: Metric = Metric::counter(
     "warmpath_memo_prompts_total",
     &["result"],
-    "Prompts that were read, by whether the memo knew their beginning: hit or miss; none where it was not asked (ids, media, truncation, no memo)",
+    "Prompts that were read, by whether the memo knew their beginning",
 );
 /// What it saved.
 pub const MEMO_TOKENS: Metric = Metric::counter(
@@ -611,31 +608,31 @@ pub const LOG_ORPHANED: Metric = Metric::counter(
 pub const OBSERVED_GAPS: Metric = Metric::counter(
     "warmpath_observed_gaps_total",
     &[],
-    "Updates of replicas' cache reports that a VM missed: until it has a snapshot, those replicas are taken for what was routed there",
+    "Updates of replicas' cache reports that a VM missed",
 );
 /// Reported blocks left out.
 pub const OBSERVED_CUT: Metric = Metric::counter(
     "warmpath_observed_cut_blocks_total",
     &[],
-    "Blocks that replicas reported and that were left out: more than a VM remembers of one replica, in too many branches, or behind blocks that it does not hold",
+    "Blocks that replicas reported and that were left out",
 );
 /// Predictions by how they came about.
 pub const PREDICTION_SOURCE: Metric = Metric::counter(
     "warmpath_prediction_source_total",
     &["source", "result"],
-    "The same responses by how the prediction was known: routed (the replica does not report its cache), observed (it does), pending (some of it was routed there and not yet reported)",
+    "The same responses by how the prediction was known",
 );
 /// Contradicted reports.
 pub const OBSERVED_CONTRADICTED: Metric = Metric::counter(
     "warmpath_observed_contradicted_total",
     &[],
-    "Answers that found less cached than the replica had reported, as is so where it evicted since its last report; the reports are believed all the same",
+    "Answers that found less cached than the replica had reported",
 );
 /// Unsupported topology.
 pub const UNSUPPORTED_TOPOLOGY: Metric = Metric::gauge(
     "warmpath_unsupported_topology",
     &["cluster", "kind"],
-    "Replicas whose arrangement routing does not understand: data_parallel (several engines with a cache each behind one address), disaggregated (prompts are computed in one pool and answered in another), weighted (unequal weights, which are not heeded)",
+    "Replicas whose arrangement routing does not understand",
 );
 /// Series beyond the bound.
 pub const DROPPED_SAMPLES: Metric = Metric::counter(
@@ -647,7 +644,7 @@ pub const DROPPED_SAMPLES: Metric = Metric::counter(
 pub const SNAPSHOTS: Metric = Metric::counter(
     "warmpath_snapshots_total",
     &["result"],
-    "What one VM knows of the replicas' blocks, handed to another that is new or was overtaken: written, or cut (without what there was no room for); taken; and given up because another took its place: abandoned by its writer, torn for its reader",
+    "What one VM knows of the replicas' blocks, handed to another, by how that went",
 );
 /// Host errors.
 pub const HOST_ERRORS: Metric = Metric::counter(

@@ -52,6 +52,43 @@ fn readme_lists_every_option_with_its_default_and_unit() {
     assert_eq!(listed, real);
 }
 
+/// What the documents say beyond the README's tables is of options and values that there are.
+#[test]
+fn documents_in_depth_name_options_and_values_that_there_are() {
+    let configure = document("docs/configure.md");
+    let items = configure.lines().filter_map(|line| line.strip_prefix("- **"));
+    let mut options = 0;
+    for item in items {
+        let (names, _) = item.split_once("**:").unwrap_or_else(|| panic!("{item}"));
+        for name in names.split('`').skip(1).step_by(2) {
+            let within = |path: &str| path == name || path.starts_with(&format!("{name}."));
+            assert!(OPTIONS.iter().any(|(path, ..)| within(path)), "there is no option {name}");
+            options += 1;
+        }
+    }
+    assert!(options >= 20, "only {options} options");
+
+    let source = sources(&Path::new(env!("CARGO_MANIFEST_DIR")).join("src"));
+    let watch = document("docs/watch.md");
+    let rows = watch.lines().filter(|line| line.starts_with("| `warmpath_"));
+    let plain = |c: char| c.is_ascii_lowercase() || c.is_ascii_digit() || c == '_';
+    let mut values = 0;
+    for row in rows {
+        for word in row.split('`').skip(1).step_by(2).filter(|word| word.chars().all(plain)) {
+            assert!(source.contains(&format!("\"{word}\"")), "src has no {word:?}: {row}");
+            values += 1;
+        }
+    }
+    assert!(values >= 120, "only {values} values");
+    // A label whose values are neither names nor addresses nor the operator's is explained.
+    let evident = ["cluster", "replica", "model", "class"];
+    for metric in ALL.iter().filter(|metric| metric.labels.iter().any(|l| !evident.contains(l))) {
+        let named = |row: &str| row.contains(&format!("`{}`", metric.name));
+        let found = watch.lines().any(|row| row.starts_with("| `") && named(row));
+        assert!(found, "docs/watch.md does not say what the labels of {} are", metric.name);
+    }
+}
+
 #[test]
 fn readme_lists_every_metric_with_its_kind_labels_and_meaning() {
     let listed: Vec<[String; 4]> = table(&document("README.md"), "Metric")
@@ -70,6 +107,8 @@ fn readme_lists_every_metric_with_its_kind_labels_and_meaning() {
         })
         .collect();
     assert_eq!(listed, real);
+    let long = ALL.iter().find(|metric| metric.help.len() > 110);
+    assert_eq!(long, None, "its details go into docs/watch.md");
 }
 
 #[test]
@@ -113,18 +152,45 @@ fn holds(file: &str, block: &[&str]) -> bool {
     })
 }
 
+/// A text without the lines that are comments alone.
+fn uncommented(text: &str) -> String {
+    let lines = text.lines().filter(|line| !line.trim_start().starts_with('#'));
+    lines.collect::<Vec<&str>>().join("\n")
+}
+
+/// README's leave the comments out, and may name a line in passing.
 #[test]
-fn readme_shows_verbatim_parts_of_the_shipped_configurations() {
-    let readme = document("README.md");
-    let section = readme.split("\n## ").find(|section| section.starts_with("Into the Envoy"));
-    let mut blocks = 0;
-    for block in section.unwrap().split("```yaml\n").skip(1) {
-        let block: Vec<&str> = block.split("\n```").next().unwrap().lines().collect();
-        let found = envoy_files().iter().any(|(_, file)| holds(file, &block));
-        assert!(found, "no file of envoy/ has this part of README.md:\n{}", block.join("\n"));
-        blocks += 1;
+fn documents_show_verbatim_parts_of_the_shipped_configurations() {
+    let files = envoy_files();
+    let plain: Vec<(&str, String)> =
+        files.iter().map(|(name, file)| (name.as_str(), uncommented(file))).collect();
+    for (name, least) in [("README.md", 5), ("docs/install.md", 7), ("docs/agents.md", 1)] {
+        let text = document(name);
+        let mut blocks = 0;
+        for block in text.split("```yaml\n").skip(1) {
+            let block: Vec<&str> = block.split("\n```").next().unwrap().lines().collect();
+            let found = match name {
+                "README.md" => plain.iter().any(|(_, file)| holds(file, &block)),
+                _ => files.iter().any(|(_, file)| holds(file, &block)),
+            };
+            assert!(found, "no file of envoy/ has this part of {name}:\n{}", block.join("\n"));
+            blocks += 1;
+        }
+        assert!(blocks >= least, "{name}: only {blocks} pieces");
     }
-    assert!(blocks >= 12, "only {blocks} pieces");
+    let readme = document("README.md");
+    let (_, main) = plain.iter().find(|(name, _)| *name == "envoy.yaml").unwrap();
+    for line in [
+        "per_connection_buffer_limit_bytes: 8388608",
+        "request_body_buffer_limit: 12582912",
+        "timeout: 0s",
+        "idle_timeout: 600s",
+    ] {
+        assert!(readme.contains(&format!("`{line}`")) && holds(main, &[line]), "{line}");
+    }
+    let admin = "address: {socket_address: {address: 127.0.0.1, port_value: 9901}}";
+    assert!(readme.contains(&format!("`admin: {{{admin}}}`")), "{admin}");
+    assert!(holds(main, &["admin:", &format!("  {admin}")]), "{admin}");
     let file = "a:\n  b:\n    c: 1\n\n  d: 2\n";
     assert!(holds(file, &["b:", "  c: 1", "", "d: 2"]));
     assert!(!holds(file, &["b:", "c: 1"]));
@@ -187,11 +253,29 @@ fn configurations_by_dns_differ_where_they_say() {
     }
 }
 
+/// The files of `docs/`, by their paths.
+fn documents() -> Vec<String> {
+    let folder = Path::new(env!("CARGO_MANIFEST_DIR")).join("docs");
+    let entries = std::fs::read_dir(folder).unwrap_or_else(|error| panic!("docs/: {error}"));
+    let names = entries.filter_map(|entry| entry.ok()?.file_name().into_string().ok());
+    names.filter(|name| name.ends_with(".md")).map(|name| format!("docs/{name}")).collect()
+}
+
+#[test]
+fn readme_is_short_and_leads_to_every_document() {
+    let readme = document("README.md");
+    let lines = readme.lines().count();
+    assert!(lines <= 470, "{lines} lines");
+    for name in documents() {
+        assert!(readme.contains(&format!("`{name}`")), "README.md does not name {name}");
+    }
+}
+
 #[test]
 fn every_path_that_a_document_names_exists() {
-    let documents = ["install", "limits", "operate", "troubleshoot"];
-    let documents = documents.map(|name| format!("docs/{name}.md"));
     let main = ["README.md", "ARCHITECTURE.md", "CHANGELOG.md"].map(str::to_owned);
+    let documents = documents();
+    assert!(documents.len() >= 12, "{documents:?}");
     for name in main.into_iter().chain(documents) {
         let text = document(&name);
         let quoted = text.split('`').skip(1).step_by(2);
@@ -243,6 +327,9 @@ fn what_watches_names_metrics_rules_and_runbooks_that_there_are() {
         ),
         ("scripts/scale.sh", document("scripts/scale.sh")),
         ("docs/operate.md", document("docs/operate.md")),
+        ("docs/watch.md", document("docs/watch.md")),
+        ("docs/configure.md", document("docs/configure.md")),
+        ("docs/prompts.md", document("docs/prompts.md")),
         ("docs/troubleshoot.md", document("docs/troubleshoot.md")),
     ] {
         let mut named = 0;
@@ -327,6 +414,85 @@ fn the_images_build_has_every_file_that_is_compiled_in() {
     assert!(files > 0);
 }
 
+/// The files below a folder, as paths in it.
+fn files_below(folder: &Path, prefix: &str) -> Vec<String> {
+    let entries = std::fs::read_dir(folder);
+    let entries = entries.unwrap_or_else(|error| panic!("{}: {error}", folder.display()));
+    let mut files = Vec::new();
+    for path in entries.filter_map(|entry| Some(entry.ok()?.path())) {
+        let name = path.file_name().and_then(|name| name.to_str()).unwrap_or_default();
+        let place = format!("{prefix}{name}");
+        if path.is_dir() {
+            files.extend(files_below(&path, &format!("{place}/")));
+        } else {
+            files.push(place);
+        }
+    }
+    files
+}
+
+/// Files of `envoy`, who tries them, and by which words there. A folder is the files in it, not its folders.
+const TRIED: [(&str, &str, &str); 11] = [
+    ("", "tests/envoy/start.rs", "for name in shipped()"),
+    ("live.html", "tests/envoy/watched.rs", "the_live_page_shows_the_figures_of_stats"),
+    ("compose/envoy.yaml", "tests/envoy/start.rs", "for name in shipped()"),
+    ("compose/replica.sh", "Dockerfile", "COPY envoy/compose/replica.sh"),
+    ("grafana/dashboards/", "tests/envoy/watched.rs", "envoy/grafana/dashboards/warmpath.json"),
+    ("grafana/provisioning/dashboards/", "tests/documents.rs", "/warmpath.yaml\")["),
+    ("grafana/provisioning/datasources/", "tests/documents.rs", "/prometheus.yaml\")["),
+    ("istio/", "scripts/manifests/check.py", "envoy/istio/*.yaml"),
+    ("kubernetes/", "scripts/manifests/check.py", "envoy/kubernetes/*.yaml"),
+    ("kubernetes/envoy.yaml", "tests/envoy/start.rs", "for name in shipped()"),
+    ("prometheus/", "scripts/test.sh", "check config envoy/prometheus/prometheus.yml"),
+];
+
+#[test]
+fn every_shipped_file_is_tried_by_something() {
+    let files = files_below(&Path::new(env!("CARGO_MANIFEST_DIR")).join("envoy"), "");
+    assert!(files.len() >= 25, "{files:?}");
+    for file in &files {
+        let folder = &file[..file.rfind('/').map_or(0, |slash| slash + 1)];
+        let of = |place: &str| TRIED.iter().find(|(tried, ..)| *tried == place);
+        let Some((_, by, words)) = of(file).or_else(|| of(folder)) else {
+            panic!("nobody tries envoy/{file}");
+        };
+        assert!(document(by).contains(words), "{by} does not try envoy/{file}: it lacks {words}");
+    }
+    // What is in these two folders is taken by its ending there.
+    for file in files.iter().filter(|file| file.starts_with("istio/") || !file.contains('/')) {
+        assert!(file.ends_with(".yaml") || file == "live.html", "nobody tries envoy/{file}");
+    }
+}
+
+/// No test runs Grafana, so what it is told is held against what docker-compose.yml has.
+#[test]
+fn grafana_is_told_where_its_dashboard_and_its_prometheus_are() {
+    let read = |name: &str| -> serde_json::Value {
+        let text = document(&format!("envoy/grafana/{name}"));
+        serde_yaml_ng::from_str(&text).unwrap_or_else(|error| panic!("{name}: {error}"))
+    };
+    let compose: serde_json::Value =
+        serde_yaml_ng::from_str(&document("docker-compose.yml")).unwrap();
+    let provider = &read("provisioning/dashboards/warmpath.yaml")["providers"][0];
+    let folder = provider["options"]["path"].as_str().unwrap();
+    let source = &read("provisioning/datasources/prometheus.yaml")["datasources"][0];
+    let mounts = compose["services"]["grafana"]["volumes"].as_array().unwrap();
+    for (ours, theirs) in [("dashboards", folder), ("provisioning", "/etc/grafana/provisioning")] {
+        let mount = format!("./envoy/grafana/{ours}:{theirs}:ro");
+        assert!(mounts.iter().any(|volume| *volume == *mount), "{mounts:?} lack {mount}");
+    }
+    assert_eq!(source["url"], "http://prometheus:9090");
+    let port = compose["services"]["prometheus"]["ports"][0].as_str().unwrap();
+    assert!(port.ends_with(":9090"), "{port}");
+    let dashboard = read("dashboards/warmpath.json");
+    let variable = &dashboard["templating"]["list"][0];
+    assert_eq!((&variable["type"], &variable["query"]), (&"datasource".into(), &source["type"]));
+    let panels = dashboard["panels"].as_array().unwrap();
+    for panel in panels.iter().filter(|panel| panel["type"] != "row") {
+        assert_eq!(panel["datasource"]["uid"], "${datasource}", "{}", panel["title"]);
+    }
+}
+
 /// The names of all tests, and of the steps of `scripts/test.sh`.
 fn tests() -> BTreeSet<String> {
     let root = Path::new(env!("CARGO_MANIFEST_DIR"));
@@ -367,6 +533,24 @@ fn each_complaint_from_the_field_has_a_test_or_a_reason() {
     assert!(seen.len() >= 110, "only {} complaints", seen.len());
     let said = format!("for {} public complaints", seen.len());
     assert!(document("README.md").contains(&said), "README.md lacks: {said}");
+}
+
+/// Every metric is seen in a run: in that of `scripts/test.sh watched`, or in a test that is named there and asks for it.
+#[test]
+fn a_metric_that_the_watched_run_lacks_is_seen_by_the_test_that_it_names() {
+    let watched = document("tests/envoy/watched.rs");
+    let (_, list) = watched.split_once("const SEEN_ELSEWHERE:").unwrap();
+    let (_, list) = list.split_once('=').unwrap();
+    let (list, _) = list.split_once("];").unwrap();
+    let words: Vec<&str> = list.split('"').skip(1).step_by(2).collect();
+    let text = sources(&Path::new(env!("CARGO_MANIFEST_DIR")).join("tests"));
+    for pair in words.chunks(2) {
+        let &[metric, test] = pair else { panic!("{words:?}") };
+        assert!(ALL.iter().any(|known| known.name == metric), "{metric}");
+        let (_, body) = text.split_once(&format!("fn {test}() {{")).unwrap();
+        let body = body.split("#[test]").next().unwrap_or_default();
+        assert!(body.contains(&format!("{metric:?}")), "{test} does not look at {metric}");
+    }
 }
 
 #[test]

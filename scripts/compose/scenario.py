@@ -13,6 +13,7 @@ import re
 import socket
 import subprocess
 import sys
+import tempfile
 import time
 import urllib.error
 import urllib.parse
@@ -21,6 +22,8 @@ import urllib.request
 ROOT = pathlib.Path(__file__).resolve().parent.parent.parent
 PROJECT = "warmpath-test"
 REPLICAS = 4
+# What envoy/compose/envoy.yaml recommends at least.
+FEWEST = 2
 
 
 def free_port():
@@ -128,13 +131,13 @@ def docker(*arguments):
 
 
 def containers(service):
-    """Ids of a service's running containers, by their number."""
+    """Ids of a service's running containers by their number, from the lowest."""
     listed = docker(
         "ps", "--filter", f"label=com.docker.compose.project={PROJECT}",
         "--filter", f"label=com.docker.compose.service={service}",
         "--format", '{{.ID}} {{.Label "com.docker.compose.container-number"}}',
     )
-    return {int(number): name for name, number in (line.split() for line in listed.splitlines())}
+    return dict(sorted((int(number), name) for name, number in (line.split() for line in listed.splitlines())))
 
 
 def finish(load, what):
@@ -146,7 +149,41 @@ def finish(load, what):
     print(f"  no request failed while {what}: {played.group(0)}")
 
 
+def scale_by_load(compose):
+    """scripts/scale.sh as it is started by hand: what it recommends of a load that rises and falls, it does."""
+    address = "http://127.0.0.1:{}".format
+    environment = {
+        **ENVIRONMENT, "COMPOSE": " ".join(compose.words),
+        "PROMETHEUS": address(PORTS["PROMETHEUS_PORT"]), "METRICS": address(PORTS["WARMPATH_METRICS_PORT"]),
+    }
+    with tempfile.NamedTemporaryFile("w+") as log:
+        said = lambda: pathlib.Path(log.name).read_text()
+        scaler = subprocess.Popen(
+            [ROOT / "scripts/scale.sh", "--every", "2", "--for", "900"],
+            cwd=ROOT, env=environment, stdin=subprocess.DEVNULL, stdout=log, stderr=subprocess.STDOUT,
+        )
+        try:
+            busy = compose.load(2000, 40)
+            until("more replicas", lambda: " replicas, from " in said())
+            finish(busy, "replicas were added by the load")
+            quiet = compose.load(300, 90)
+            until("the fewest", lambda: said().endswith(f"is gone: {FEWEST} replicas\n") and known(FEWEST), 400)
+            finish(quiet, "replicas were drained and stopped")
+        finally:
+            scaler.terminate()
+            scaler.wait(60)
+            print("  " + said().strip().replace("\n", "\n  "))
+        drained = re.findall(r"(\S+) drains$", said(), re.M)
+        gone = re.findall(r"(\S+) is gone", said())
+        most = max(map(int, re.findall(r" (\d+) replicas, from", said())))
+    if drained != gone or len(gone) < most - FEWEST:
+        sys.exit(f"{most} replicas became {FEWEST}; drained {drained}, gone {gone}")
+    print(f"  the load made them {most} replicas and {FEWEST} again; each was drained before it was stopped")
+
+
 def play(compose):
+    # Real engines want a GPU; that the file says what it should of them is all that can be seen without.
+    compose.run("--profile", "vllm", "config", "--quiet")
     compose.run("up", "--build", "-d")
     until(f"{REPLICAS} replicas found", lambda: known(REPLICAS) and len(replicas()) == REPLICAS, 300)
     until("every worker's tokenizer", lambda: total("warmpath_vms", state="ready") >= 2)
@@ -190,14 +227,19 @@ def play(compose):
     until("three replicas", lambda: known(3))
     finish(shrinking, "three replicas went")
 
+    scale_by_load(compose)
+
+    compose.run("up", "-d", "--no-recreate", "--scale", "replica=3")
+    until("three replicas again", lambda: known(3))
     stopping = compose.load(400, 25)
-    docker("stop", "-t", "45", containers("replica")[1])
+    first, second, _ = containers("replica").values()
+    docker("stop", "-t", "45", first)
     until("two replicas", lambda: known(2))
     finish(stopping, "a replica was stopped by hand")
 
     killing = compose.load(400, 25)
     time.sleep(5)
-    docker("kill", containers("replica")[2])
+    docker("kill", second)
     until("one replica", lambda: known(1))
     output, _ = killing.communicate(timeout=300)
     print(f"  {failed(output)} of 400 requests failed when a replica was killed: streams that had begun")

@@ -70,7 +70,7 @@ tree "$images/grafana" "${basic[@]}"
 image "$images/grafana" "$(name grafana/grafana)" 'USER 472:0' \
     'ENTRYPOINT ["sh", "-c", "trap \"exit 0\" TERM; echo not Grafana; while :; do sleep 1 & wait; done"]'
 
-tree "$images/debian" "${basic[@]}"
+tree "$images/debian" "${basic[@]}" bash grep head
 for program in agent mock-replica prepare replay; do libraries "$TARGET/quick/warmpath-$program" "$images/debian"; done
 image "$images/debian" "$(name debian)"
 

@@ -8,8 +8,10 @@ process group, and the script that starts it anew. Runs in the engine's own venv
 The filter says in its explain header what it predicts, the engine in its answer what it had cached. This listens to the
 engines' events, too, and from them says of each difference how old the knowledge was that explains it: what the engine
 held when the request was sent, or so long before. Some turns go to an engine past Envoy, as another gateway's would:
-they are not judged, but what they leave behind and what they evict is in the way of those that are. Exits with 1 where fewer than 98 % are equal, or where a request was
-predicted on blocks that had been gone for longer than two reports.
+they are not judged, but what they leave behind and what they evict is in the way of those that are. No conversation goes on
+before its client has had an answer in another, as nobody asks the next question in no time. Exits with 1 where fewer than
+98 % are equal, where no more than a fifth of the stored blocks was evicted, or where a request was predicted on blocks that
+had been gone for longer than two reports.
 """
 
 import argparse
@@ -22,6 +24,7 @@ import math
 import os
 import random
 import signal
+import socket
 import subprocess
 import sys
 import threading
@@ -34,6 +37,10 @@ import zmq
 
 BLOCK_TOKENS = 32
 SHARE_WANTED = 0.98
+# Of the stored blocks, so many must have been evicted at least.
+EVICTED_WANTED = 0.2
+# What the filter says of a prompt that it did not read, for lack of time: how long it is, it then only estimates.
+UNREAD = ("prompt_cpu", "prompt_timeout")
 START_TIMEOUT_S = 1200
 TOPIC = "kv-events"
 # How far back a wrong prediction is traced.
@@ -71,6 +78,11 @@ class Request:
         return f"request-{self.number}"
 
     @property
+    def is_pending(self):
+        """Whether the prediction was of what another request was still to bring, not of what the engine was said to hold."""
+        return "overlap_source=pending" in self.explain.split("; replica=")[1]
+
+    @property
     def off(self):
         return (self.predicted - self.cached) // BLOCK_TOKENS
 
@@ -87,20 +99,38 @@ class Engine:
         threading.Thread(target=self.listen, daemon=True).start()
 
     def listen(self):
-        socket = zmq.Context.instance().socket(zmq.SUB)
-        socket.setsockopt(zmq.RCVHWM, 0)
-        socket.connect(self.events)
-        socket.setsockopt_string(zmq.SUBSCRIBE, TOPIC)
+        events = zmq.Context.instance().socket(zmq.SUB)
+        events.setsockopt(zmq.RCVHWM, 0)
+        events.connect(self.events)
+        events.setsockopt_string(zmq.SUBSCRIBE, TOPIC)
         while True:
-            _, _, payload = socket.recv_multipart()
+            _, _, payload = events.recv_multipart()
             now = time.monotonic()
             self.log.extend((now, event) for event in held.decoded(payload))
+
+    def turnover(self, until):
+        """Blocks that it has stored and evicted by then."""
+        counts = collections.Counter()
+        for when, event in list(self.log):
+            if when <= until:
+                counts[event["type"]] += len(event.get("block_hashes", ()))
+        return counts["BlockStored"], counts["BlockRemoved"]
 
     def note_that_all_is_gone(self):
         self.log.append((time.monotonic(), {"type": "AllBlocksCleared"}))
 
     def kill(self):
         os.killpg(self.pid, signal.SIGKILL)
+
+    def wait_until_dead(self):
+        """A killed process gives its memory back before it closes its sockets, which takes a busy machine seconds. Returns
+        how many."""
+        began = time.monotonic()
+        for address in (self.address, self.events.removeprefix("tcp://")):
+            host, port = address.split(":")
+            while is_listened_on(host, int(port)):
+                time.sleep(0.01)
+        return time.monotonic() - began
 
     def start(self):
         log = open(f"{self.start_script}.log", "ab")
@@ -119,7 +149,7 @@ class Engine:
 
     def replay(self, requests):
         """By its events: what each request found cached when the engine came to it, and of each prediction that was not
-        right how long before it was sent it last was. Returns the former, and what is held at the end."""
+        right how long before it was sent it last was. Returns the former."""
         begun, found = self.begun(requests), {}
         by_place = {place: request for request, place in begun.items()}
         wrong = [request for request in requests if request.off]
@@ -136,7 +166,7 @@ class Engine:
                 found[name] = state.cached_tokens(self.named[name].prompt)
             state.apply(event)
             since = when
-        return found, state
+        return found
 
     def begun(self, requests):
         """Where in the events each request's own begin."""
@@ -146,6 +176,14 @@ class Engine:
             if event.get("session_id") in self.named:
                 begun.setdefault(event["session_id"], place)
         return begun
+
+
+def is_listened_on(host, port):
+    try:
+        socket.create_connection((host, port), timeout=1).close()
+    except OSError:
+        return False
+    return True
 
 
 class Conversation:
@@ -210,7 +248,7 @@ class Run:
     def client(self, number):
         """Some conversations at a time, in any order; now and then one goes on that was left long ago."""
         chance = random.Random(f"{self.arguments.seed} {self.phase} {number}")
-        mine = []
+        mine, last = [], None
         for turn in itertools.count():
             past = chance.choice(self.up).address if chance.random() < FOREIGN_SHARE else None
             with self.lock:
@@ -221,7 +259,7 @@ class Run:
                     mine.append(self.over.pop(chance.randrange(len(self.over))))
             while len(mine) < 3:
                 mine.append(Conversation(f"{self.arguments.seed} {self.phase} {number} {turn} {len(mine)}"))
-            conversation = chance.choice(mine)
+            conversation = last = chance.choice([one for one in mine if one is not last])
             conversation.ask()
             self.send(conversation, chance.choice([4, 12, 24, 48]), chance.random() < 0.5, past)
             if conversation.is_over:
@@ -268,10 +306,14 @@ class Run:
         engine = self.engines[0]
         self.up.remove(engine)
         engine.kill()
-        engine.note_that_all_is_gone()
-        print(f"killed {engine.address}")
+
+        def die():
+            took = engine.wait_until_dead()
+            engine.note_that_all_is_gone()
+            print(f"killed {engine.address}: dead after {took:.2f} s")
+
         # While it is away, the other has it all.
-        self.load("one is away", REQUESTS_AFTER // 2)
+        self.load("one is away", REQUESTS_AFTER // 2, die)
         engine.start()
         self.up.append(engine)
         print(f"started {engine.address}")
@@ -289,12 +331,15 @@ class Run:
         return self.judge()
 
     def judge(self):
-        truth, stored, removed = {}, 0, 0
+        if os.environ.get("DUMP"):
+            import pickle
+            pickle.dump(([dataclasses.asdict(r) for r in self.requests], [(e.address, e.log) for e in self.engines]), open(os.environ["DUMP"], "wb"))
+        truth = {}
         for engine in self.engines:
             mine = [request for request in self.requests if request.replica == engine.address]
-            found, state = engine.replay([request for request in mine if request.status == 200])
-            truth |= found
-            stored, removed = stored + state.stored, removed + state.removed
+            truth |= engine.replay([request for request in mine if request.status == 200])
+        steady_end = max(request.ended for request in self.requests if request.phase == "steady")
+        stored, evicted = map(sum, zip(*(engine.turnover(steady_end) for engine in self.engines)))
         judged = [request for request in self.requests if not request.is_foreign]
         told = [request for request in judged if request.status == 200 and request.replica]
         self.print_phases(told)
@@ -302,9 +347,9 @@ class Run:
         agreed = len([request for request in exact if truth[request.name] == request.cached])
         sizes = sorted(len(request.prompt) for request in told)
         print(f"prompts: {sizes[0]} to {sizes[-1]} tokens, median {sizes[len(sizes) // 2]}")
-        print(f"blocks stored {stored}, of them evicted {removed} ({removed / max(stored, 1):.0%})")
+        print(f"steady: blocks stored {stored}, of them evicted {evicted} ({evicted / max(stored, 1):.0%})")
         print(f"the engines' events, read up to where each request was begun, give its cached tokens: {agreed} of {len(exact)}")
-        return self.verdict(told, removed / max(stored, 1))
+        return self.verdict(told, evicted / max(stored, 1))
 
     def print_phases(self, told):
         print(f"{'':18}{'past Envoy':>10}{'through it':>10}{'failed':>8}{'equal':>8}{'share':>9}{'95 % interval':>18}{'over':>6}{'under':>7}{'gone':>6}")
@@ -324,8 +369,9 @@ class Run:
                 print(f"  request {request.number}: HTTP {request.status} {request.explain}")
 
     def is_gone(self, request):
-        """Predicted on blocks that had been gone for longer than two reports."""
-        return request.off > 0 and (request.age is None or request.age > self.old_s)
+        """Predicted on blocks that had been gone for longer than two reports, not on what was still to come."""
+        is_old = request.age is None or request.age > self.old_s
+        return request.off > 0 and is_old and not request.is_pending
 
     @property
     def old_s(self):
@@ -346,10 +392,12 @@ class Run:
                 f"  {request.phase}, request {request.number} ({request.reason}) of {len(request.prompt)} tokens to "
                 f"{request.replica}: predicted {request.predicted}, engine {request.cached}, {age}"
             )
-        miscounted = len([request for request in told if request.counted != len(request.prompt)])
-        print(f"prompts counted otherwise than by the engine: {miscounted}")
+        unread = [request for request in told if request.reason in UNREAD]
+        counted = [request for request in told if request.reason not in UNREAD]
+        miscounted = len([request for request in counted if request.counted != len(request.prompt)])
+        print(f"prompts not read for lack of time: {len(unread)}; of the others counted otherwise than by the engine: {miscounted}")
         print(f"predicted on blocks that were gone for longer than two reports: {len(gone)}")
-        is_good = equal >= SHARE_WANTED * len(steady) and not gone and not miscounted and evicted > 0.2
+        is_good = equal >= SHARE_WANTED * len(steady) and not gone and not miscounted and evicted > EVICTED_WANTED
         return 0 if is_good or self.arguments.reports == "no" else 1
 
     def print_errors(self, steady):

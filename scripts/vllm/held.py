@@ -15,7 +15,6 @@ class Held:
     def __init__(self, block_tokens):
         self.block_tokens = block_tokens
         self.keys = {}
-        self.stored = self.removed = self.orphans = 0
         self.clear()
 
     def clear(self):
@@ -34,7 +33,6 @@ class Held:
                 self.store(event)
 
     def remove(self, block_hash):
-        self.removed += 1
         if (key := self.by_hash.get(block_hash)) is None:
             return
         self.copies[key] -= 1
@@ -43,11 +41,9 @@ class Held:
 
     def store(self, event):
         hashes, tokens, parent = event["block_hashes"], event["token_ids"], event["parent_block_hash"]
-        self.stored += len(hashes)
         if parent is None:
             key = self.root(event["lora_name"], first_salt(event))
         elif (key := self.by_hash.get(parent)) is None:
-            self.orphans += len(hashes)
             return
         for number, block_hash in enumerate(hashes):
             key = self.key(key, tokens[number * self.block_tokens : (number + 1) * self.block_tokens])

@@ -190,10 +190,11 @@ mod tests {
     }
 
     #[test]
-    fn readme_lists_every_metric_of_the_agent_with_its_kind_and_meaning() {
-        let readme = include_str!("../../README.md");
+    fn the_document_lists_every_metric_of_the_agent_with_its_kind_and_meaning() {
+        let path = concat!(env!("CARGO_MANIFEST_DIR"), "/docs/agents.md");
+        let document = std::fs::read_to_string(path).unwrap();
         let listed: Vec<&str> =
-            readme.lines().filter(|line| line.starts_with("| `warmpath_agent_")).collect();
+            document.lines().filter(|line| line.starts_with("| `warmpath_agent_")).collect();
         let real: Vec<String> = metrics(&shared(1))
             .iter()
             .map(|(name, kind, help, _)| format!("| `warmpath_agent_{name}` | {kind} | {help} |"))

@@ -420,7 +420,9 @@ fn check_ends(tree: &Tree) {
 
 #[test]
 fn the_index_agrees_with_the_naive_one_under_random_use() {
-    let seeds = std::env::var("WARMPATH_SEEDS").ok().map_or(150, |seeds| seeds.parse().unwrap());
+    // Pointers are smaller as wasm, and all is slower; what orders do is found out natively.
+    let usual = if cfg!(target_family = "wasm") { 30 } else { 150 };
+    let seeds = std::env::var("WARMPATH_SEEDS").ok().map_or(usual, |seeds| seeds.parse().unwrap());
     for seed in 1..=seeds {
         let mut random = Random(seed);
         let replicas = 1 + random.below(4) as u32;

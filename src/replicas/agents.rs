@@ -16,6 +16,18 @@ use std::time::Duration;
 /// agents is asked twice as often for nothing; doubled, an agent that is added is found a minute later.
 pub const LONGEST_INTERVAL: Duration = Duration::from_secs(30);
 
+/// Between two questions to an agent whose engine's cache turns over, unless less is configured: a tick. Halved, it could
+/// not be kept to; doubled, it is what is asked for without it.
+const BRISK_INTERVAL: Duration = Duration::from_millis(100);
+
+/// A cache turns over where a report changes the such part of it: then a conversation's tail has a chance of a few
+/// percent to go between two reports. Halved, such a cache is noticed later; doubled, large ones that are filled are, too.
+const BRISK_SHARE: usize = 32;
+
+/// For so many reports more an agent is asked sooner: engines store by steps, and between two of these nothing changes.
+/// Halved, the pace falls back within a long step; doubled, it is kept for seconds after.
+const BRISK_REPORTS: u32 = 10;
+
 /// What an agent is to its replica.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash, Default)]
 pub enum Standing {
@@ -123,6 +135,13 @@ pub struct Heard {
     pub is_busy: bool,
     /// Whether it tells the replica's load.
     pub tells_load: bool,
+    /// Whether a notable part of the cache has changed: see [`turns_over`].
+    pub turns_over: bool,
+}
+
+/// Whether so many blocks are much of what a cache has room for.
+pub fn turns_over(changed_blocks: usize, capacity_blocks: Option<u32>) -> bool {
+    capacity_blocks.is_some_and(|capacity| changed_blocks * BRISK_SHARE > capacity as usize)
 }
 
 #[derive(Debug, Clone, Copy, Default)]
@@ -137,6 +156,8 @@ struct Agent {
     misses: u32,
     /// Reports in a row that told nothing new.
     quiet: u32,
+    /// Reports for which it is asked sooner.
+    brisk: u32,
 }
 
 impl Agent {
@@ -151,6 +172,7 @@ impl Agent {
             Standing::Lost => config.idle_interval,
             // So that it is soon known whether it is gone.
             _ if self.misses > 0 => config.interval,
+            _ if self.brisk > 0 => config.interval.min(BRISK_INTERVAL),
             _ if is_busy => config.interval,
             _ => doubled(self.quiet, config.idle_interval),
         }
@@ -221,9 +243,10 @@ impl Agents {
         let agent = self.agents.entry(id).or_default();
         let before = agent.standing;
         let quiet = if heard.is_busy { 0 } else { agent.quiet.saturating_add(1) };
+        let brisk = if heard.turns_over { BRISK_REPORTS } else { agent.brisk.saturating_sub(1) };
         let Heard { standing, tells_load, .. } = heard;
         let (unanswered, misses) = (None, 0);
-        *agent = Agent { standing, tells_load, heard: Some(now), unanswered, misses, quiet };
+        *agent = Agent { standing, tells_load, heard: Some(now), unanswered, misses, quiet, brisk };
         before
     }
 
@@ -283,7 +306,7 @@ mod tests {
     }
 
     fn heard(standing: Standing) -> Heard {
-        Heard { standing, is_busy: false, tells_load: true }
+        Heard { standing, is_busy: false, tells_load: true, turns_over: false }
     }
 
     fn every(agents: &Agents, has_requests: bool) -> u128 {
@@ -319,6 +342,25 @@ mod tests {
         agents.heard(ID, Heard { is_busy: true, ..heard(Standing::Reporting) }, at(9));
         assert_eq!(every(&agents, false), 200);
         assert!(!agents.interval(ID, &config(), false).is_trial && !agents.needs_metrics(ID));
+    }
+
+    #[test]
+    fn an_agent_whose_cache_turns_over_is_asked_sooner_for_a_while() {
+        assert!(turns_over(9, Some(256)) && !turns_over(8, Some(256)) && !turns_over(0, Some(1)));
+        assert!(!turns_over(1 << 20, None));
+        let mut agents = Agents::default();
+        agents.heard(ID, Heard { turns_over: true, ..heard(Standing::Reporting) }, at(0));
+        let mut intervals = Vec::new();
+        for n in 1..=BRISK_REPORTS {
+            intervals.push(every(&agents, true));
+            agents.heard(ID, heard(Standing::Reporting), at(n.into()));
+        }
+        assert_eq!(intervals, vec![100; BRISK_REPORTS as usize]);
+        assert_eq!(every(&agents, true), 200);
+        // One that does not answer is not asked more often for it.
+        agents.heard(ID, Heard { turns_over: true, ..heard(Standing::Reporting) }, at(99));
+        agents.missed(ID);
+        assert_eq!(every(&agents, true), 200);
     }
 
     #[test]
@@ -381,7 +423,7 @@ mod tests {
             (Standing::LoadOnly(Misfit::Model), true, false),
             (Standing::Deaf, true, true),
         ] {
-            agents.heard(ID, Heard { standing, is_busy: false, tells_load }, at(0));
+            agents.heard(ID, Heard { tells_load, ..heard(standing) }, at(0));
             assert_eq!(agents.needs_metrics(ID), expected, "{standing:?}, {tells_load}");
         }
     }

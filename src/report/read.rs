@@ -100,6 +100,11 @@ impl Report {
         self.body.len()
     }
 
+    /// How many blocks what has not been read yet is about, at most.
+    pub fn most_blocks_left(&self) -> usize {
+        self.body.len().saturating_sub(self.at) / size_of::<BlockHash>()
+    }
+
     /// Whether all changes have been read.
     pub fn is_done(&self) -> bool {
         self.present.is_none() && self.at >= self.body.len()

@@ -2,7 +2,7 @@
 //!
 //! The chosen replica is taken as it turned out, the others as they were seen when it was chosen: what they would really
 //! have done, nobody knows. So a loss of nothing does not prove a choice right, and stale claims of others count as good
-//! ones. The README has the definition for users.
+//! ones. `docs/watch.md` has the definition for users.
 
 use super::{Candidate, Decision, Policy, RouteConfig, Weighed};
 use crate::score::{self, Signals};

@@ -389,8 +389,13 @@ impl<S: Store> Link<S> {
     /// Most blocks that are remembered of what was sent to a replica. Of one that reports that is only what it has not
     /// reported yet.
     pub fn capacity(&self, replica: ReplicaId) -> usize {
-        let blocks = self.table.shadow_blocks(replica, self.config.default_capacity_blocks);
+        let blocks = self.blocks_of(replica);
         if self.index.is_reporting(replica) { blocks / 2 } else { blocks }
+    }
+
+    /// KV blocks that a replica has, or seems to have.
+    pub fn blocks_of(&self, replica: ReplicaId) -> usize {
+        self.table.shadow_blocks(replica, self.config.default_capacity_blocks)
     }
 
     fn refresh_table(&mut self) {

@@ -244,7 +244,7 @@ fn report_replica(
     report_speed(link.rates().of(replica.id), &labels);
     let held = link.index().held_blocks(replica.id) as u64;
     meters::record(&metrics::REPLICA_SHADOW, &labels, held);
-    meters::record(&metrics::REPLICA_CAPACITY, &labels, link.capacity(replica.id) as u64);
+    meters::record(&metrics::REPLICA_CAPACITY, &labels, link.blocks_of(replica.id) as u64);
     if let Some(size) = replica.block_size {
         meters::record(&metrics::REPLICA_BLOCK_SIZE, &labels, size.get().into());
     }

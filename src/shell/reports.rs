@@ -9,7 +9,7 @@ use super::link::Link;
 use super::meters;
 use crate::config::{CacheReportConfig, Config};
 use crate::metrics;
-use crate::replicas::agents::{Agents, Heard, Misfit, Standing};
+use crate::replicas::agents::{Agents, Heard, Misfit, Standing, turns_over};
 use crate::replicas::schedule::Interval;
 use crate::replicas::{Moment, Replica, ReplicaId, ReplicaTable, stats};
 use crate::report::{Piece, Pieces, Position, Report, ReportError, Status};
@@ -196,7 +196,11 @@ impl Reports {
         let load = report.status.load().and_then(|load| Some((load.running?, load.waiting?)));
         let has_requests = load.is_some_and(|(running, waiting)| running > 0 || waiting > 0);
         let (is_busy, tells_load) = (is_new || has_requests, load.is_some());
-        let before = self.agents.heard(id, Heard { standing, is_busy, tells_load }, now);
+        // A snapshot says nothing of how fast that was.
+        let turns_over = report.since.is_some()
+            && turns_over(report.most_blocks_left(), report.status.capacity_blocks);
+        let heard = Heard { standing, is_busy, tells_load, turns_over };
+        let before = self.agents.heard(id, heard, now);
         if standing != Standing::Reporting {
             let generation = report.position.generation;
             if known.is_some_and(|known| known.generation != generation) {

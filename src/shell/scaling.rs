@@ -9,7 +9,7 @@ use super::seat::Seat;
 use crate::config::Config;
 use crate::metrics::{self, Metric};
 use crate::replicas::strikes::Strikes;
-use crate::replicas::{Health, Moment, Replica, ReplicaTable};
+use crate::replicas::{Health, Moment, Replica, ReplicaId, ReplicaTable};
 use crate::scaling::{Coldest, Drainable, Recommendation, ScalingConfig, Seen, Signal, asked};
 use hashbrown::HashMap;
 use std::rc::Rc;
@@ -111,6 +111,12 @@ impl<'a> Members<'a> {
     }
 }
 
+/// Blocks that a replica holds, by its agent's account where it has one.
+fn held(link: &Link, replica: ReplicaId) -> u64 {
+    let index = link.index();
+    index.held_blocks(replica).max(index.observed_blocks(replica)) as u64
+}
+
 impl Cluster {
     fn report(
         &mut self,
@@ -162,7 +168,7 @@ impl Cluster {
                     &metrics::REPLICA_CACHED_TOKENS,
                     &[name, &replica.address],
                 ),
-                held_blocks: link.index().held_blocks(replica.id) as u64,
+                held_blocks: held(link, replica.id),
                 in_flight: charges.of(replica.id).requests,
             })
             .collect();

@@ -198,10 +198,10 @@ fn requests_follow_what_agents_report() {
     });
 }
 
-/// As README.md has it, with a variable that every test has.
+/// As docs/agents.md has it, with a variable that every test has.
 fn let_envoy_add_the_token(config: &mut Config) {
-    let readme = include_str!("../../README.md");
-    let (_, rest) = readme.split_once("```text\ntyped_extension_protocol_options:\n").unwrap();
+    let document = include_str!("../../docs/agents.md");
+    let (_, rest) = document.split_once("```text\ntyped_extension_protocol_options:\n").unwrap();
     let (fields, _) = rest.split_once("```").unwrap();
     let fields = fields.replace("WARMPATH_AGENT_TOKEN", "CARGO_PKG_NAME");
     let fields = format!("typed_extension_protocol_options:\n{fields}");

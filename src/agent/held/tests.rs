@@ -159,7 +159,7 @@ fn what_nobody_holds_takes_no_memory() {
 
 #[test]
 fn a_block_takes_no_more_than_is_stated() {
-    // What README.md states for a million: 110 MB at most.
+    // What docs/agents.md states for a million: 110 MB at most.
     const MOST: usize = 110;
     for blocks in [100_000_u64, 140_000] {
         let mut held = Held::new(1 << 20);

@@ -105,6 +105,8 @@ struct Round {
     /// Whether the rest is of no use: it has a hole, or is another engine's.
     is_cut: bool,
     is_other: bool,
+    /// Whether all was wished for while it came: what it brought is of another engine, or under other names.
+    is_void: bool,
 }
 
 /// See the module.
@@ -185,15 +187,21 @@ impl Rank {
         self.happened.restarts += 1;
         self.start_over();
         if self.is_connected {
-            self.wanted = Some(Wanted::Everything);
+            self.want_everything();
         }
+    }
+
+    /// Asks for all anew. A replay that is under way cannot give it, since a part of it has been heard already.
+    fn want_everything(&mut self) {
+        self.wanted = Some(Wanted::Everything);
+        self.round.is_void = true;
     }
 
     /// Whose blocks they can be from now on.
     pub fn set_names(&mut self, names: Names) {
         if self.cache.set_names(names) && self.is_connected {
             self.full_replays = 0;
-            self.wanted = Some(Wanted::Everything);
+            self.want_everything();
         }
     }
 
@@ -239,7 +247,7 @@ impl Rank {
             Next::Other => {
                 self.happened.restarts += 1;
                 self.full_replays = 0;
-                self.wanted = Some(Wanted::Everything);
+                self.want_everything();
             }
         }
         self.waiting = Some((frame.seq, frame.payload.to_vec()));
@@ -276,7 +284,7 @@ impl Rank {
     pub fn take_replayed(&mut self, frame: Frame<'_>) {
         let is_first = !self.round.heard;
         self.round.heard = true;
-        if self.round.is_cut {
+        if self.round.is_cut || self.round.is_void {
             return;
         }
         match self.sequence.next(frame.seq, frame.payload) {
@@ -309,6 +317,9 @@ impl Rank {
     pub fn end_replay(&mut self, ended: Ended) {
         let Some(wanted) = self.wanted else { return };
         let round = std::mem::take(&mut self.round);
+        if round.is_void {
+            return;
+        }
         let is_new = self.sequence.last().is_none();
         let is_lost = round.is_other || wanted != Wanted::Everything && !round.heard && !is_new;
         if ended == Ended::Failed && !round.heard {
@@ -439,7 +450,7 @@ impl Rank {
         let is_limit = self.cache.seen().over_limit > 0;
         if !self.is_incomplete && !self.tried_for_parent && !is_limit && !self.is_catching_up {
             self.tried_for_parent = true;
-            self.wanted = Some(Wanted::Everything);
+            self.want_everything();
         }
         self.is_incomplete = true;
     }

@@ -395,6 +395,36 @@ fn an_engine_that_was_only_out_of_reach_is_the_same() {
     assert!(held(&rank).is_empty() && rank.is_live() && rank.is_incomplete());
 }
 
+/// Something is learned of the engine while all it has published is being heard.
+#[track_caller]
+fn check_during_a_replay(learn: impl Fn(&mut Rank)) {
+    let mut publisher = Publisher::default();
+    for hash in 1..=3 {
+        publisher.publish(&[stored(&[hash], None, &[hash as u32; 4])]);
+    }
+    let mut rank = rank();
+    rank.connected();
+    rank.begin_replay();
+    rank.take_replayed(publisher.frame(0));
+    learn(&mut rank);
+    rank.take_replayed(publisher.frame(1));
+    rank.take_replayed(publisher.frame(2));
+    rank.end_replay(Ended::Over);
+    assert!(!rank.is_live());
+    publisher.catch_up(&mut rank, || usize::MAX);
+    assert!(rank.is_live() && !rank.is_incomplete());
+    assert_eq!((held(&rank).len(), rank.cache().unmatched()), (3, 0));
+}
+
+#[test]
+fn what_is_learned_of_an_engine_during_a_replay_costs_no_batch() {
+    check_during_a_replay(Rank::restarted);
+    let adapters = vec![("another".to_owned(), 5)];
+    check_during_a_replay(|rank| {
+        rank.set_names(Names { base: "n".to_owned(), adapters: adapters.clone() });
+    });
+}
+
 #[test]
 fn clearing_begins_a_generation_and_what_follows_counts() {
     let mut publisher = Publisher::default();
