@@ -23,7 +23,7 @@ use crate::replicas::schedule::{Pace, Question, Schedule, Wish};
 use crate::replicas::stats::Report;
 use crate::replicas::{Member, Moment, Replica, ReplicaId, ReplicaTable, clusters, models};
 use crate::share::table::Refusal;
-use hashbrown::HashSet;
+use hashbrown::HashMap;
 use std::rc::Rc;
 use std::time::Duration;
 
@@ -43,6 +43,9 @@ const MODELS_INTERVAL: Duration = Duration::from_secs(10);
 /// Calls begun in one tick. A page costs some 100 us to read, so the answers to this many hold
 /// the thread for a few milliseconds; with 100 ms ticks it is 320 replicas a second.
 const MAX_CALLS_PER_TICK: usize = 32;
+
+/// How often the log says the same of the same cluster.
+const COMPLAINT_INTERVAL: Duration = Duration::from_secs(60);
 
 const NO_SUCH_CLUSTER: &str = "Envoy has no such cluster to poll through, or it has no members";
 const NOT_IN_ADMIN: &str = "Envoy's admin knows no such cluster (yet)";
@@ -76,8 +79,8 @@ pub struct Poller {
     sizing: Sizing,
     gauges: Gauges,
     scaler: Scaler,
-    /// What has been complained of, by cluster: once is enough for the log, the rest is counted.
-    complained_of: HashSet<(String, &'static str)>,
+    /// What has been complained of, by cluster, and from when on it may be again: the rest is counted.
+    complaints: HashMap<(String, &'static str), Moment>,
 }
 
 impl Poller {
@@ -102,7 +105,7 @@ impl Poller {
             sizing: Sizing::default(),
             gauges,
             scaler,
-            complained_of: HashSet::new(),
+            complaints: HashMap::new(),
         }
     }
 
@@ -308,9 +311,7 @@ impl Poller {
 
     /// Notes whether a call has begun: one that has not is answered, by nothing.
     fn note(&mut self, begun: bool, call: &Call, cluster: &str) {
-        if begun {
-            self.complained_of.remove(&(cluster.to_owned(), NO_SUCH_CLUSTER));
-        } else {
+        if !begun {
             self.count(call, "failed");
             self.complain(cluster, NO_SUCH_CLUSTER);
             self.answered(call);
@@ -337,7 +338,10 @@ impl Poller {
     }
 
     fn complain(&mut self, cluster: &str, problem: &'static str) {
-        if self.complained_of.insert((cluster.to_owned(), problem)) {
+        let now = host::now();
+        let due = self.complaints.entry((cluster.to_owned(), problem)).or_insert(now);
+        if now >= *due {
+            *due = now.plus(COMPLAINT_INTERVAL);
             log::warn!("cluster {cluster:?}: {problem}");
         }
     }
@@ -385,9 +389,7 @@ impl Poller {
         let found = clusters::members(body, &names)?;
         let names: Vec<String> = names.into_iter().map(str::to_owned).collect();
         for name in names {
-            if found.iter().any(|found| found.cluster == name) {
-                self.complained_of.remove(&(name, NOT_IN_ADMIN));
-            } else {
+            if !found.iter().any(|found| found.cluster == name) {
                 self.complain(&name, NOT_IN_ADMIN);
             }
         }
