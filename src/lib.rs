@@ -17,7 +17,7 @@
 //! 6. [`report`] is what an agent beside an engine says of its cache and load; [`share`] is how the VMs of one Envoy come to
 //!    see the same, and [`metrics`] what they count, by the [`classes`] of requests. [`scaling`] is how many replicas that
 //!    load asks for.
-//! 7. `shell`, in wasm only, does the host calls; [`loaded`] is what its configurations share.
+//! 7. `shell`, in wasm only, does the host calls; [`loaded`] is what its configurations share, [`headers`] how Envoy writes a request's.
 //!
 //! None of it but the shell has a clock, chance, I/O or globals. `agent` (feature `agent`) makes cache reports of an engine's
 //! events. `mock` (feature `demo`) is a
@@ -37,6 +37,7 @@ pub mod classes;
 pub mod config;
 pub mod drift;
 pub mod feedback;
+pub mod headers;
 pub mod identity;
 pub mod index;
 pub mod learn;

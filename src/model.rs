@@ -179,7 +179,7 @@ impl Reading {
             }
             self.stage = match std::mem::replace(&mut self.stage, Stage::Tokens(Vec::new())) {
                 Stage::Rendering(Rendering::Text(text)) => match &mut self.media {
-                    None => Stage::Text(text),
+                    None => self.encoding(model, text)?,
                     Some(media) => match media.rendered(text) {
                         Next::Render(chat) => Stage::Rendering(Rendering::Chat(chat)),
                         Next::Encode(text) => Stage::Text(text),
@@ -201,16 +201,18 @@ impl Reading {
                     let step = renderer.step(rendering, self.now);
                     Stage::Rendering(step.map_err(PromptError::Template)?)
                 }
-                Stage::Text(text) => {
-                    let encoding = model.tokenizer.begin(text, self.adds_special_tokens);
-                    Stage::Encoding(Box::new(encoding.map_err(PromptError::Tokenizer)?))
-                }
+                Stage::Text(text) => self.encoding(model, text)?,
                 rendered => rendered,
             };
             if !more() {
                 return Ok(false);
             }
         }
+    }
+
+    fn encoding(&self, model: &Model, text: String) -> Result<Stage, PromptError> {
+        let encoding = model.tokenizer.begin(text, self.adds_special_tokens);
+        Ok(Stage::Encoding(Box::new(encoding.map_err(PromptError::Tokenizer)?)))
     }
 
     /// Whether the tokenizer adds tokens of its own.

@@ -535,6 +535,24 @@ fn each_complaint_from_the_field_has_a_test_or_a_reason() {
     assert!(document("README.md").contains(&said), "README.md lacks: {said}");
 }
 
+/// Every metric is seen in a run: in that of `scripts/test.sh watched`, or in a test that is named there and asks for it.
+#[test]
+fn a_metric_that_the_watched_run_lacks_is_seen_by_the_test_that_it_names() {
+    let watched = document("tests/envoy/watched.rs");
+    let (_, list) = watched.split_once("const SEEN_ELSEWHERE:").unwrap();
+    let (_, list) = list.split_once('=').unwrap();
+    let (list, _) = list.split_once("];").unwrap();
+    let words: Vec<&str> = list.split('"').skip(1).step_by(2).collect();
+    let text = sources(&Path::new(env!("CARGO_MANIFEST_DIR")).join("tests"));
+    for pair in words.chunks(2) {
+        let &[metric, test] = pair else { panic!("{words:?}") };
+        assert!(ALL.iter().any(|known| known.name == metric), "{metric}");
+        let (_, body) = text.split_once(&format!("fn {test}() {{")).unwrap();
+        let body = body.split("#[test]").next().unwrap_or_default();
+        assert!(body.contains(&format!("{metric:?}")), "{test} does not look at {metric}");
+    }
+}
+
 #[test]
 fn architecture_stays_a_map() {
     let lines = document("ARCHITECTURE.md").lines().count();

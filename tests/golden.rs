@@ -320,8 +320,10 @@ fn check_engine_bodies(name: &str, reference: &Reference, template: &ChatTemplat
         let ours = engine_ids(&case["request"], reference, template);
         let truth = &case["chat_prompt_token_ids"];
         let is_right = match case["name"].as_str().unwrap_or_default() {
-            // The model's own limit of tokens, an argument of the code around the template, a number of over 64 bits.
-            "truncate_minus_one" | "argument_tokenize" | "numbers_in_tools" => ours.is_err(),
+            // The model's own limit of tokens, an argument of the code around the template.
+            "truncate_minus_one" | "argument_tokenize" => ours.is_err(),
+            // A number whose digits are lost, which one of the templates writes.
+            "numbers_in_tools" => ours.is_err() || ours == Ok(ids(truth)),
             _ if truth.is_array() => {
                 compared += 1;
                 ours == Ok(ids(truth))

@@ -4,6 +4,7 @@
 //! call in the wrong phase), and a panic cuts every stream of the worker. What can be absent is an
 //! `Option` here, and bytes stay bytes until they are known to be text.
 
+use crate::headers::Headers;
 use crate::replicas::Moment;
 use proxy_wasm::hostcalls;
 use proxy_wasm::types::{BufferType, LogLevel, MapType, MetricType};
@@ -22,6 +23,7 @@ const MONOTONIC: u32 = 1;
 #[expect(unsafe_code, reason = "the SDK's binding panics on any status that it does not expect")]
 unsafe extern "C" {
     fn proxy_continue_stream(stream: u32) -> u32;
+    fn proxy_get_header_map_pairs(map: u32, bytes: *mut *mut u8, size: *mut usize) -> u32;
     fn proxy_get_metric(metric: u32, value: *mut u64) -> u32;
     fn proxy_set_property(
         path: *const u8,
@@ -80,6 +82,33 @@ pub fn set_shared(key: &str, value: &[u8], mark: Option<u32>) -> bool {
     hostcalls::set_shared_data(key, Some(value), mark).is_ok()
 }
 
+/// All headers of the request: one call, where each by itself would be one.
+pub fn request_headers() -> Headers {
+    headers(MapType::HttpRequestHeaders)
+}
+
+/// All headers of the response.
+pub fn response_headers() -> Headers {
+    headers(MapType::HttpResponseHeaders)
+}
+
+fn headers(map: MapType) -> Headers {
+    let (mut bytes, mut size) = (std::ptr::null_mut(), 0);
+    #[expect(
+        unsafe_code,
+        reason = "the host writes an address and a size to the places it is given"
+    )]
+    let status = unsafe { proxy_get_header_map_pairs(map as u32, &raw mut bytes, &raw mut size) };
+    if status != 0 || bytes.is_null() {
+        return Headers::default();
+    }
+    #[expect(
+        unsafe_code,
+        reason = "the host has had so many bytes allocated here, and filled them"
+    )]
+    Headers::new(unsafe { Vec::from_raw_parts(bytes, size, size) })
+}
+
 /// One value of a header of the request.
 pub fn request_header(name: &str) -> Option<Vec<u8>> {
     hostcalls::get_map_value_bytes(MapType::HttpRequestHeaders, name).ok().flatten()
@@ -94,11 +123,6 @@ pub fn remove_request_header(name: &str) {
 /// Sets a header of the request.
 pub fn set_request_header(name: &str, value: &str) -> bool {
     hostcalls::set_map_value(MapType::HttpRequestHeaders, name, Some(value)).is_ok()
-}
-
-/// One value of a header of the response.
-pub fn response_header(name: &str) -> Option<Vec<u8>> {
-    hostcalls::get_map_value_bytes(MapType::HttpResponseHeaders, name).ok().flatten()
 }
 
 /// Removes every value of a header of the response.

@@ -9,6 +9,7 @@ use super::routed::Routed;
 use super::{EXPLAIN_HEADER, ROUTING_HEADER, host, meters, noted};
 use crate::config::ExplainConfig;
 use crate::feedback::Feedback;
+use crate::headers::Headers;
 use crate::metrics;
 use crate::request::{self, Api};
 use crate::route::Reason;
@@ -76,25 +77,28 @@ impl Stream {
         }
     }
 
-    fn take_explain_header(&mut self) {
+    fn take_explain_header(&mut self, headers: &Headers) {
         let Some(Some(explain)) = self.with(|shared| shared.config.explain.clone()) else { return };
         let ExplainConfig { request_header, secret } = explain;
-        if let Some(value) = host::request_header(&request_header) {
+        if let Some(value) = headers.get(&request_header) {
             self.wants_explain = value == secret.as_bytes();
             host::remove_request_header(&request_header);
         }
     }
 
     /// What the headers say: a body to hold, or why not.
-    fn read_headers(&self, end_of_stream: bool) -> Result<(Api, String), (Option<Api>, Reason)> {
-        let text = |name| text(host::request_header(name));
-        let api = text(":path").as_deref().and_then(Api::of_path);
-        let json = text("content-type").is_none_or(|kind| {
+    fn read_headers(
+        &self,
+        headers: &Headers,
+        end_of_stream: bool,
+    ) -> Result<(Api, String), (Option<Api>, Reason)> {
+        let api = headers.text(":path").and_then(Api::of_path);
+        let json = headers.text("content-type").is_none_or(|kind| {
             kind.trim_start().to_ascii_lowercase().starts_with("application/json")
         });
-        let post = text(":method").as_deref() == Some("POST");
+        let post = headers.text(":method") == Some("POST");
         // What follows is the upgraded protocol's, not a body: it would be held for ever.
-        let upgrade = host::request_header("upgrade").is_some();
+        let upgrade = headers.get("upgrade").is_some();
         if !post || !json || upgrade {
             return Err((None, Reason::NotInference));
         }
@@ -114,8 +118,8 @@ impl Stream {
         if end_of_stream {
             return Err((Some(api), Reason::NoBody));
         }
-        let encoding = text("content-encoding").unwrap_or_default();
-        if !matches!(encoding.as_str(), "" | "identity") {
+        let encoding = headers.text("content-encoding").unwrap_or_default();
+        if !matches!(encoding, "" | "identity") {
             return Err((Some(api), Reason::ContentEncoding));
         }
         Ok((api, cluster))
@@ -194,13 +198,16 @@ impl Stream {
     }
 
     fn request_headers(&mut self, end_of_stream: bool) -> Action {
-        host::remove_request_header(ROUTING_HEADER);
-        self.take_explain_header();
-        match self.read_headers(end_of_stream) {
+        let headers = host::request_headers();
+        if !headers.lacks(ROUTING_HEADER) {
+            host::remove_request_header(ROUTING_HEADER);
+        }
+        self.take_explain_header(&headers);
+        match self.read_headers(&headers, end_of_stream) {
             Ok((api, cluster)) => {
                 let limit = self.max_body_bytes();
-                let length = text(host::request_header("content-length"))
-                    .and_then(|length| length.parse::<usize>().ok());
+                let length =
+                    headers.text("content-length").and_then(|length| length.parse::<usize>().ok());
                 // Envoy takes transfer-encoding away before this.
                 let is_chunked = length.is_none()
                     && host::property(&["request", "protocol"])
@@ -256,10 +263,12 @@ impl Stream {
 
     fn response_headers(&mut self, end_of_stream: bool) {
         self.settle();
-        self.status = text(host::response_header(":status")).and_then(|status| status.parse().ok());
-        self.response_began();
+        let headers = host::response_headers();
+        self.status = headers.text(":status").and_then(|status| status.parse().ok());
+        self.response_began(&headers);
         match self.explain.take() {
             Some(explain) => host::set_response_header(EXPLAIN_HEADER, &explain),
+            None if headers.lacks(EXPLAIN_HEADER) => {}
             // Nobody else's may pass for ours.
             None => host::remove_response_header(EXPLAIN_HEADER),
         }
@@ -284,16 +293,15 @@ impl Stream {
         }
     }
 
-    fn response_began(&mut self) {
+    fn response_began(&mut self, headers: &Headers) {
         let (Some(state), Phase::Sent { api, routed }) = (&self.state, &mut self.phase) else {
             return;
         };
         let Some(mut shared) = state.borrow() else { return };
         routed.responded(&mut shared, self.status.unwrap_or(0));
         if self.status == Some(200) {
-            let header = |name| text(host::response_header(name));
-            let (kind, encoding) = (header("content-type"), header("content-encoding"));
-            let feedback = Feedback::new(*api, kind.as_deref(), encoding.as_deref());
+            let (kind, encoding) = (headers.text("content-type"), headers.text("content-encoding"));
+            let feedback = Feedback::new(*api, kind, encoding);
             if !feedback.is_stream() {
                 // The answer is complete, or its beginning cannot be seen.
                 routed.answer_began(&mut shared, false);

@@ -88,6 +88,7 @@ impl State {
     }
 
     fn beat(&self, shared: &mut Shared<'_>, now: Moment) {
+        meters::tick(true);
         if shared.fleet.is_latest(&self.config) {
             let ready = shared.models.all_ready();
             shared.fleet.set_ready(ready);
@@ -124,6 +125,7 @@ impl Root {
             shared.models.give_up_turn(host::now());
             shared.fleet.leave();
         }
+        meters::tick(false);
     }
 }
 

@@ -89,7 +89,7 @@ impl DeepSeekV4 {
                 }
                 // A template that names this role is one for which the role is kept.
                 let format = ContentFormat::Parts;
-                normalise::variables(&chat, format, "'developer'").map(Rendering::Variables)
+                normalise::variables(*chat, format, "'developer'").map(Rendering::Variables)
             }
             Rendering::Variables(variables) => render(&variables).map(Rendering::Text),
             done => Ok(done),

@@ -1,8 +1,9 @@
 //! A [`crate::request::Chat`], rendered to the text the engine would render.
 //!
 //! Two steps, each documented where it is: what the engine does to a body before it renders (`normalise`), and
-//! Jinja as Hugging Face sets it up (`builtins`, `python`, `clock`). It does not tokenize, it has no clock, and it
-//! renders only the model's own template, never one that a client sent.
+//! Jinja as Hugging Face sets it up (`builtins`, `python`, `clock`), of which what most chats need is done without the
+//! Jinja library (`direct`). It does not tokenize, it has no clock, and it renders only the model's own template, never
+//! one that a client sent.
 
 mod anthropic;
 mod bounds;
@@ -10,6 +11,7 @@ mod builtins;
 mod clock;
 mod content;
 mod deepseek;
+mod direct;
 mod engines;
 mod filters;
 mod final_message;
@@ -26,6 +28,7 @@ mod values;
 
 use crate::request::Chat;
 use crate::tokens::Pieces;
+use direct::Direct;
 use minijinja::syntax::SyntaxConfig;
 use minijinja::value::Value;
 use minijinja::{AutoEscape, Environment, Error, ErrorKind};
@@ -65,6 +68,8 @@ const MAX_RECURSION: usize = 150;
 /// A compiled chat template.
 pub struct ChatTemplate {
     env: Environment<'static>,
+    /// The same, for what is done without the library.
+    direct: Direct,
     source: String,
     format: ContentFormat,
     special_tokens: BTreeMap<String, String>,
@@ -157,16 +162,19 @@ impl ChatTemplate {
         let syntax = SyntaxConfig::builder().trim_blocks(true).lstrip_blocks(true).build();
         let syntax = syntax.map_err(|error| TemplateError::Syntax(error.to_string()))?;
         let mut env = Environment::new();
-        env.set_syntax(syntax);
+        env.set_syntax(syntax.clone());
         env.set_auto_escape_callback(|_| AutoEscape::None);
         env.set_fuel(Some(FUEL));
         env.set_recursion_limit(MAX_RECURSION);
         builtins::add_to(&mut env);
         joined::add_to(&mut env);
-        env.add_template_owned(NAME, joined::apart(&as_the_library_reads_it(source)))
+        let read = joined::apart(&as_the_library_reads_it(source));
+        let direct = Direct::compile(&read, syntax)?;
+        env.add_template_owned(NAME, read)
             .map_err(|error| TemplateError::Syntax(error.to_string()))?;
         Ok(Self {
             env,
+            direct,
             source: source.to_owned(),
             format: ContentFormat::of_template(source),
             special_tokens: special_tokens.clone(),
@@ -193,11 +201,15 @@ impl ChatTemplate {
             Rendering::Chat(mut chat) => {
                 let chosen = self.chosen(chat.tools.is_some());
                 anthropic::adapt(chosen, &mut chat, now);
-                Rendering::Variables(normalise::variables(&chat, chosen.format, &chosen.source)?)
+                Rendering::Variables(normalise::variables(*chat, chosen.format, &chosen.source)?)
             }
             Rendering::Variables(mut variables) => {
                 let has_tools = variables.get("tools").is_some_and(|tools| !tools.is_null());
-                let last = self.chosen(has_tools).mark_final_message(&mut variables)?;
+                let chosen = self.chosen(has_tools);
+                let last = chosen.mark_final_message(&mut variables)?;
+                if let Some(text) = chosen.direct.render(&self.special_tokens, &variables, now) {
+                    return cut(text, last).map(Rendering::Text);
+                }
                 Rendering::Values(Values {
                     context: self.context(variables, now)?,
                     last,
@@ -205,11 +217,7 @@ impl ChatTemplate {
                 })
             }
             Rendering::Values(Values { context, last, has_tools }) => {
-                let text = self.chosen(has_tools).run(context)?;
-                Rendering::Text(match last {
-                    Some(last) => final_message::cut_after(text, &last)?,
-                    None => text,
-                })
+                cut(self.chosen(has_tools).run(context)?, last).map(Rendering::Text)?
             }
             done @ (Rendering::Text(_) | Rendering::Pieces(_)) => done,
         })
@@ -271,6 +279,14 @@ impl ChatTemplate {
         let mut out = Bounded(Vec::new());
         template.render_captured_to(context, &mut out).map_err(failed)?;
         String::from_utf8(out.0).map_err(|error| TemplateError::Failed(error.to_string()))
+    }
+}
+
+/// What was rendered, up to the end of the final message where that is to be continued.
+fn cut(text: String, last: Option<String>) -> Result<String, TemplateError> {
+    match last {
+        Some(last) => final_message::cut_after(text, &last),
+        None => Ok(text),
     }
 }
 

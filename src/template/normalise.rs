@@ -32,19 +32,26 @@ const UNKNOWN_PLACEHOLDER: &str = "\u{fffb}";
 
 /// The variables the engine would hand to the template. `detected` is how the template takes content by its source.
 pub(super) fn variables(
-    chat: &Chat,
+    mut chat: Chat,
     detected: ContentFormat,
     template: &str,
 ) -> Result<Map<String, Value>, TemplateError> {
     let table = Table::of(chat.rules.engine);
     let format = chat.rules.content_format.unwrap_or_else(|| (table.format)(template, detected));
-    let normaliser = Normaliser { chat, table, format };
-    let mut messages = Vec::with_capacity(chat.messages.len());
-    for message in &chat.messages {
-        messages.push(normaliser.message(message)?);
+    let given = std::mem::take(&mut chat.messages);
+    let normaliser = Normaliser { chat: &chat, table, format };
+    let mut messages = Vec::with_capacity(given.len());
+    for message in given {
+        messages.push(match normaliser.is_normal(&message) {
+            true => Value::Object(message),
+            false => normaliser.message(&message)?,
+        });
     }
-    let names_developer = template.contains("\"developer\"") || template.contains("'developer'");
-    if table.converts_developer && !names_developer {
+    let names_developer = || template.contains("\"developer\"") || template.contains("'developer'");
+    if table.converts_developer
+        && messages.iter().any(|message| has_role(message, "developer"))
+        && !names_developer()
+    {
         messages = without_developer(messages);
     }
     let mut variables = Map::new();
@@ -142,6 +149,19 @@ impl<'a> Normaliser<'a> {
         }
         variables.insert("add_generation_prompt".to_owned(), generates.into());
         Ok(())
+    }
+
+    /// Whether a message is what would be made of it. Most are, a role and a text, which then need not be copied.
+    fn is_normal(&self, message: &Map<String, Value>) -> bool {
+        let mut fields = message.iter().map(|(name, value)| (name.as_str(), value));
+        let (role, content, end) = (fields.next(), fields.next(), fields.next());
+        let (Some(("role", Value::String(role))), Some(("content", Value::String(_))), None) =
+            (role, content, end)
+        else {
+            return false;
+        };
+        let is_changed = matches!(role.as_str(), "system" | "developer");
+        !is_changed && (self.format == ContentFormat::Text || !self.table.wraps_texts)
     }
 
     fn message(&self, message: &Map<String, Value>) -> Result<Value, TemplateError> {
@@ -450,9 +470,6 @@ fn has_role(message: &Value, role: &str) -> bool {
 }
 
 fn without_developer(mut messages: Vec<Value>) -> Vec<Value> {
-    if !messages.iter().any(|message| has_role(message, "developer")) {
-        return messages;
-    }
     for message in messages.iter_mut().filter(|message| has_role(message, "developer")) {
         if let Value::Object(message) = message {
             message.insert("role".to_owned(), Value::from("system"));
@@ -501,7 +518,7 @@ mod tests {
 
     fn normal(messages: &str, format: ContentFormat) -> Result<String, TemplateError> {
         let chat = chat(&format!(r#"{{"messages": {messages}}}"#));
-        variables(&chat, format, "")
+        variables(chat, format, "")
             .map(|mut variables| variables.remove("messages").unwrap_or_default().to_string())
     }
 
@@ -704,7 +721,7 @@ mod tests {
     #[test]
     fn developer_stays_where_the_template_knows_it() {
         let chat = chat(r#"{"messages": [{"role": "developer", "content": "D"}]}"#);
-        let variables = variables(&chat, ContentFormat::Text, "{{ 'developer' }}").expect("normal");
+        let variables = variables(chat, ContentFormat::Text, "{{ 'developer' }}").expect("normal");
         let expected = r#"[{"role":"developer","content":"D","tools":null}]"#;
         assert_eq!(variables["messages"].to_string(), expected);
     }
@@ -712,7 +729,7 @@ mod tests {
     #[track_caller]
     fn check_variable(fields: &str, name: &str, expected: Option<&str>) {
         let body = format!(r#"{{"messages": [{{"role": "user", "content": "x"}}], {fields}}}"#);
-        let variables = variables(&chat(&body), ContentFormat::Text, "").expect("normal");
+        let variables = variables(chat(&body), ContentFormat::Text, "").expect("normal");
         let value = variables.get(name).map(Value::to_string);
         assert_eq!(value.as_deref(), expected, "{name} of {fields}");
     }
@@ -746,7 +763,7 @@ mod tests {
             let body = format!(
                 r#"{{"messages": [{{"role": "user", "content": "x"}}], "tools": [{tool}]}}"#
             );
-            let refused = variables(&chat(&body), ContentFormat::Text, "");
+            let refused = variables(chat(&body), ContentFormat::Text, "");
             assert_eq!(refused, Err(TemplateError::Refused("tools")), "{tool}");
         }
     }
@@ -776,7 +793,7 @@ mod tests {
     fn with_rules(body: &str, rules: Rules, name: &str) -> Result<String, TemplateError> {
         let mut chat = chat(body);
         chat.rules = Arc::new(rules);
-        let variables = variables(&chat, ContentFormat::Text, "")?;
+        let variables = variables(chat.clone(), ContentFormat::Text, "")?;
         Ok(variables.get(name).map(Value::to_string).unwrap_or_default())
     }
 

@@ -57,6 +57,8 @@ mod leaving;
 #[cfg(test)]
 mod manifests;
 #[cfg(test)]
+mod newcomer;
+#[cfg(test)]
 mod polling;
 #[cfg(test)]
 mod prefixes;

@@ -108,11 +108,18 @@ fn addresses_that_come_and_go_leave_memory_flat() {
         let rig = Rig::start_with(&files, 1, Vec::new(), config, folder.clone(), true).await;
         let known = |scrape: &Scrape| scrape.sum("warmpath_replicas", &[]);
         let memory = |scrape: &Scrape| scrape.sum("warmpath_vm_memory_bytes", &[]);
+        let dropped = |scrape: &Scrape| scrape.sum("warmpath_dropped_samples_total", &[]);
         rig.eventually("the one that stays", |scrape| known(scrape) == 1.0).await;
         let mut sizes = Vec::new();
         for generation in 0..18 {
             with(nobody(generation, 500));
             let scrape = rig.eventually("a generation", |scrape| known(scrape) == 501.0).await;
+            let is_full = dropped(&scrape) > 0.0;
+            assert!(is_full || generation < 17, "the bound is not reached");
+            assert!(
+                !is_full || generation > 5,
+                "the bound is reached with generation {generation}"
+            );
             sizes.push((memory(&scrape), rig.memory_bytes()));
         }
         // The filter's series end at a bound, which is reached with the eleventh generation. 2,000 addresses later a

@@ -4,7 +4,7 @@ use crate::client::{Ask, Connection};
 use crate::harness::{Files, Plan, Rig, fresh_folder, start_replica, until, with_envoy};
 use crate::prompts::{chat, reusable};
 use crate::shipped::{Config, Part};
-use crate::stats::reasons_between;
+use crate::stats::{Scrape, reasons_between};
 use crate::traffic::{LongStream, Traffic};
 use serde_json::json;
 use std::time::Duration;
@@ -82,6 +82,21 @@ fn wrong(config: &Config, text: &str) -> Config {
     config
 }
 
+/// A model's file under a path that the listener before the last update had not, while that one still drains.
+async fn loads_from_another_path(rig: &mut Rig) {
+    let loads = |scrape: &Scrape, result| {
+        scrape.sum("warmpath_tokenizer_loads_total", &[("result", result)])
+    };
+    let before = loads(&rig.scrape().await, "ok");
+    let mut config = generation(&rig.config, 4);
+    let path = json!("/qwen3-2.warmpath");
+    config.change_plugin(|plugin| plugin["models"][0]["prepared"]["path"] = path);
+    assert!(rig.push(Part::Listeners, &config).await);
+    soon_serves(rig, 4).await;
+    let scrape = rig.eventually("the other file", |scrape| loads(scrape, "ok") > before).await;
+    assert_eq!(loads(&scrape, "fetch_failed"), 0.0);
+}
+
 /// Good, wrong, and good again, with traffic all the time and two streams that outlast the changes.
 async fn updates_of_the_filter_lose_nothing(files: &Files, part: Part) {
     let mut rig = start(files, 2, &[part], 4).await;
@@ -119,12 +134,18 @@ async fn updates_of_the_filter_lose_nothing(files: &Files, part: Part) {
     soon_serves(&rig, 2).await;
     traffic.flows().await;
 
-    // A model of another path: loaded anew while the old one serves.
+    // Another name for a model; and a listener that serves its file under another path, too.
     let mut config = generation(&rig.config, 3);
     config.change_plugin(|plugin| plugin["models"][0]["aliases"] = json!(["qwen3", "another"]));
+    if part == Part::Listeners {
+        config.replace("match: {path: /qwen3.warmpath}", "match: {prefix: /qwen3}");
+    }
     assert!(rig.push(part, &config).await);
     soon_serves(&rig, 3).await;
     traffic.flows().await;
+    if part == Part::Listeners {
+        loads_from_another_path(&mut rig).await;
+    }
     let sent = traffic.stop().await;
     assert!(sent > 50, "only {sent} requests");
     let rejected = rig.scrape().await.sum("warmpath_failed_responses_total", &[]);

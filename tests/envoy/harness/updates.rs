@@ -2,7 +2,9 @@
 
 use super::process::{Envoy, fresh_folder, spawn, write_parts};
 use super::{Files, LOOK, PATIENCE, Rig};
+use crate::client::{Ask, Connection};
 use crate::shipped::{Config, Part};
+use http_body_util::BodyExt;
 use tokio::time::{Instant, sleep};
 
 impl Rig {
@@ -52,17 +54,21 @@ impl Rig {
         let new = spawn(files, self.workers, &config, fresh_folder());
         let old = std::mem::replace(&mut self.envoy, new);
         let end = Instant::now() + PATIENCE;
-        // The admin port goes over when the new process is about to serve; its epoch tells whose it is.
-        loop {
-            let stats = self.plain_stats("server.hot_restart_generation").await;
-            let generation = stats.first().map_or(0.0, |(_, value)| *value);
-            if generation >= 2.0 && self.admin_get("/ready").await.status == 200 {
-                break;
-            }
+        while !self.is_second().await || self.admin_get("/ready").await.status != 200 {
             assert!(Instant::now() < end, "the new process does not take over");
             sleep(LOOK).await;
         }
         self.vms_created = self.vms_created().await;
         old
+    }
+
+    /// Whether it is the second process that has the admin port. That goes over when it is about to serve: for a moment the port
+    /// is nobody's, and what was asked of the first process may stay without an answer.
+    async fn is_second(&self) -> bool {
+        let ask = Ask::get("/stats?filter=server.hot_restart_generation");
+        let Ok(mut connection) = Connection::try_open(self.admin).await else { return false };
+        let Ok(answer) = connection.try_begin(&ask).await else { return false };
+        let Ok(body) = answer.into_body().collect().await else { return false };
+        body.to_bytes().ends_with(b"hot_restart_generation: 2\n")
     }
 }
