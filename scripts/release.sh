@@ -19,14 +19,15 @@ target=${CARGO_TARGET_DIR:-target}
 [ "$#" -gt 0 ] || set -- tests/data/models/qwen3
 
 cargo build --quiet --locked --release --lib --target wasm32-wasip1
-cargo build --quiet --locked --release --features tools --bin warmpath-prepare
+# It is not released, only run.
+cargo build --quiet --locked --profile quick --features tools --bin warmpath-prepare
 rm -rf "$release"
 mkdir -p "$release"
 cp "$target/wasm32-wasip1/release/warmpath.wasm" "$release/"
 prepared=()
 for model in "$@"; do
     name=$(basename "$model")
-    "$target/release/warmpath-prepare" "$model" -o "$release/$name.warmpath" >&2
+    "$target/quick/warmpath-prepare" "$model" -o "$release/$name.warmpath" >&2
     prepared+=("$release/$name.warmpath")
 done
 version=$(sed -n 's/^version = "\(.*\)"/\1/p' Cargo.toml | head -n 1)
