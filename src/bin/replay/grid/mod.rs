@@ -7,6 +7,7 @@ mod cells;
 mod crew;
 mod figures;
 mod files;
+mod peers;
 mod plot;
 mod report;
 mod scene;

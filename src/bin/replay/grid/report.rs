@@ -1,6 +1,7 @@
 //! The grid for readers: a table for each cell on the terminal, and the Markdown that `docs/simulation.md` holds.
 
 use super::cells::{Column, Result};
+use super::peers;
 use super::summary::Summary;
 use super::verdict::{Kind, Played, Tail};
 use crate::table::{align, thousands, three};
@@ -132,10 +133,24 @@ pub fn markdown(results: &[Result], tuned_on: &str) -> String {
         "which",
     ];
     table(&heading, columns.iter().filter_map(|column| hits(column, tuned_on)).collect());
+    table(
+        &["policy, beside the best of the others", "cells won", "cells lost", "above, in the mean"],
+        peers::standings(results).iter().map(standing).collect(),
+    );
     for miss in &summary.misses {
         let _ = writeln!(text, "- {miss}");
     }
     text
+}
+
+fn standing(standing: &peers::Standing) -> Vec<String> {
+    let peers::Standing { policy, won, lost, above } = standing;
+    vec![
+        (*policy).to_owned(),
+        won.to_string(),
+        lost.to_string(),
+        format!("{:+.0} %", above * 100.0),
+    ]
 }
 
 /// The trace's name, marked if it was tuned on.

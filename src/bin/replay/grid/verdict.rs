@@ -64,7 +64,14 @@ pub struct Verdict {
 impl Tail {
     fn of(played: &[Played], part: fn(&Figures) -> f64) -> Option<Self> {
         let ours = played.iter().find(|played| played.kind == Kind::Ours)?;
+        Self::of_policy(ours, played, part)
+    }
+
+    /// Of any policy, beside the best of the baselines that it is not itself.
+    pub fn of_policy(ours: &Played, played: &[Played], part: fn(&Figures) -> f64) -> Option<Self> {
+        let is_other = |played: &&Played| played.policy != ours.policy;
         let baselines = played.iter().filter(|played| played.kind == Kind::Baseline);
+        let baselines = baselines.filter(is_other);
         // A baseline that fails requests is not good for answering the rest of them quickly.
         let whole = baselines.filter(|played| played.figures.errors <= ours.figures.errors);
         let best = whole.min_by(|a, b| part(&a.figures).total_cmp(&part(&b.figures)))?;
