@@ -2,11 +2,14 @@
 //!
 //! Each VM owns one [`Charges`] and publishes it whole; a decision sums those of all VMs. A
 //! request is charged when it is routed, its uncached tokens are released when its answer
-//! begins, and the rest when it ends. Nothing here times out: a VM that dies takes its charges
+//! begins, and the rest when it ends. Engines take prompts in the order in which they come, so that the first of those that
+//! have not begun to answer is the one that is computed: by its time and the replica's speed a decision knows how much of it
+//! is left. Nothing here times out: a VM that dies takes its charges
 //! along, because readers ignore a VM whose heartbeat has stopped.
 
 use crate::replicas::{Moment, ReplicaId};
 use hashbrown::HashMap;
+use std::collections::VecDeque;
 use std::time::Duration;
 
 /// One replica's share.
@@ -20,9 +23,36 @@ pub struct Charge {
     pub recent_tokens: f64,
     /// When `recent_tokens` was true.
     pub recent_at: Moment,
+    /// Of those whose answer has not begun, the one that was sent first.
+    pub head: Head,
+    /// When an answer began last.
+    pub began_at: Moment,
+    /// Requests whose answer is on its way.
+    pub answering: u32,
+}
+
+/// The request that a replica computes now, as engines take prompts in the order in which they come.
+#[derive(Debug, Clone, Copy, PartialEq, Default)]
+pub struct Head {
+    /// When it was sent.
+    pub sent: Moment,
+    /// Its uncached prompt tokens; 0 where none is on its way.
+    pub tokens: u64,
+}
+
+impl Head {
+    /// The one that was sent first.
+    fn first(self, other: Self) -> Self {
+        if other.tokens == 0 || (self.tokens > 0 && self.sent <= other.sent) { self } else { other }
+    }
 }
 
 impl Charge {
+    /// How long the first of those whose answer has not begun is being computed, and its uncached tokens.
+    pub fn computing(&self, now: Moment) -> (Duration, u64) {
+        (now.since(self.head.sent.max(self.began_at)), self.head.tokens)
+    }
+
     /// The recent tokens, decayed to `now`.
     pub fn recent(&self, now: Moment, half_life: Duration) -> f64 {
         // Those of all VMs together are of this very moment.
@@ -42,9 +72,17 @@ const FORGOTTEN_TOKENS: f64 = 1.0;
 const MOST_RECENT_TOKENS: f64 = 1e12;
 
 /// Charges by replica.
-#[derive(Debug, Clone, PartialEq, Default)]
+#[derive(Debug, Clone, Default)]
 pub struct Charges {
     by_replica: HashMap<ReplicaId, Charge>,
+    /// Own requests whose answer has not begun, in the order in which they were sent. Nobody else needs them.
+    queues: HashMap<ReplicaId, VecDeque<Head>>,
+}
+
+impl PartialEq for Charges {
+    fn eq(&self, other: &Self) -> bool {
+        self.by_replica == other.by_replica
+    }
 }
 
 impl Charges {
@@ -55,12 +93,30 @@ impl Charges {
         charge.unfinished_tokens = charge.unfinished_tokens.saturating_add(uncached);
         charge.recent_tokens = charge.recent(now, half_life) + uncached as f64;
         charge.recent_at = now;
+        if uncached > 0 {
+            let queue = self.queues.entry(replica).or_default();
+            queue.push_back(Head { sent: now, tokens: uncached });
+            charge.head = queue.front().copied().unwrap_or_default();
+        }
     }
 
     /// Releases the tokens of a request whose answer has begun.
-    pub fn answer_began(&mut self, replica: ReplicaId, uncached: u64) {
-        if let Some(charge) = self.by_replica.get_mut(&replica) {
-            charge.unfinished_tokens = charge.unfinished_tokens.saturating_sub(uncached);
+    pub fn answer_began(&mut self, replica: ReplicaId, uncached: u64, now: Moment) {
+        let Some(charge) = self.by_replica.get_mut(&replica) else { return };
+        charge.unfinished_tokens = charge.unfinished_tokens.saturating_sub(uncached);
+        charge.answering = charge.answering.saturating_add(1);
+        let Some(queue) = self.queues.get_mut(&replica) else { return };
+        let at = queue.iter().position(|head| head.tokens == uncached);
+        if let Some(at) = at {
+            queue.remove(at);
+        }
+        // One that is taken from the middle was given up: what is computed goes on.
+        if at == Some(0) {
+            charge.began_at = charge.began_at.max(now);
+        }
+        charge.head = queue.front().copied().unwrap_or_default();
+        if queue.is_empty() {
+            self.queues.remove(&replica);
         }
     }
 
@@ -68,6 +124,7 @@ impl Charges {
     pub fn end(&mut self, replica: ReplicaId) {
         if let Some(charge) = self.by_replica.get_mut(&replica) {
             charge.requests = charge.requests.saturating_sub(1);
+            charge.answering = charge.answering.saturating_sub(1);
         }
     }
 
@@ -76,6 +133,8 @@ impl Charges {
         self.by_replica.retain(|_, charge| {
             charge.requests > 0 || charge.recent(now, half_life) >= FORGOTTEN_TOKENS
         });
+        let by_replica = &self.by_replica;
+        self.queues.retain(|replica, _| by_replica.contains_key(replica));
     }
 
     /// Adds another VM's charges, with recent tokens decayed to `now`.
@@ -86,6 +145,9 @@ impl Charges {
             sum.unfinished_tokens = sum.unfinished_tokens.saturating_add(charge.unfinished_tokens);
             sum.recent_tokens = sum.recent(now, half_life) + charge.recent(now, half_life);
             sum.recent_at = now;
+            sum.head = sum.head.first(charge.head);
+            sum.began_at = sum.began_at.max(charge.began_at);
+            sum.answering = sum.answering.saturating_add(charge.answering);
         }
     }
 
@@ -124,17 +186,53 @@ mod tests {
         charges.start(R, 100, at(0), HALF_LIFE);
         charges.start(R, 50, at(0), HALF_LIFE);
         assert_eq!((charges.of(R).requests, charges.of(R).unfinished_tokens), (2, 150));
-        charges.answer_began(R, 100);
+        charges.answer_began(R, 100, at(0));
         charges.end(R);
         assert_eq!((charges.of(R).requests, charges.of(R).unfinished_tokens), (1, 50));
+    }
+
+    #[test]
+    fn the_first_that_has_not_begun_to_answer_is_what_is_computed() {
+        let mut charges = Charges::default();
+        let computing = |charges: &Charges, now| {
+            let (since, tokens) = charges.of(R).computing(at(now));
+            (since.as_secs(), tokens)
+        };
+        charges.start(R, 100, at(1), HALF_LIFE);
+        charges.start(R, 50, at(2), HALF_LIFE);
+        charges.start(R, 70, at(3), HALF_LIFE);
+        assert_eq!(computing(&charges, 4), (3, 100));
+        charges.answer_began(R, 100, at(5));
+        assert_eq!(computing(&charges, 7), (2, 50), "since the one before it was done");
+        charges.answer_began(R, 70, at(8));
+        assert_eq!(computing(&charges, 9), (4, 50), "one that was given up changes nothing");
+        charges.answer_began(R, 50, at(10));
+        assert_eq!(computing(&charges, 11).1, 0);
+        assert_eq!(charges.of(R).answering, 3);
+        charges.end(R);
+        assert_eq!(charges.of(R).answering, 2);
+    }
+
+    #[test]
+    fn of_all_vms_the_first_request_is_computed_since_any_answer_began() {
+        let (mut a, mut b, mut sum) = (Charges::default(), Charges::default(), Charges::default());
+        a.start(R, 100, at(1), HALF_LIFE);
+        b.start(R, 50, at(2), HALF_LIFE);
+        b.start(R, 70, at(3), HALF_LIFE);
+        a.answer_began(R, 100, at(5));
+        for vm in [&a, &b] {
+            sum.add(vm, at(6), HALF_LIFE);
+        }
+        assert_eq!(sum.of(R).computing(at(6)), (Duration::from_secs(1), 50));
+        assert_eq!(sum.of(R).answering, 1);
     }
 
     #[test]
     fn releasing_twice_never_goes_below_zero() {
         let mut charges = Charges::default();
         charges.start(R, 10, at(0), HALF_LIFE);
-        charges.answer_began(R, 10);
-        charges.answer_began(R, 10);
+        charges.answer_began(R, 10, at(0));
+        charges.answer_began(R, 10, at(0));
         charges.end(R);
         charges.end(R);
         assert_eq!((charges.of(R).requests, charges.of(R).unfinished_tokens), (0, 0));
@@ -204,7 +302,7 @@ mod tests {
                     let place = chance % under_way.len();
                     let (replica, uncached, began) = &mut under_way[place];
                     if !*began {
-                        charges.answer_began(*replica, *uncached);
+                        charges.answer_began(*replica, *uncached, now);
                         *began = true;
                     }
                 }
@@ -212,7 +310,7 @@ mod tests {
                     let (replica, uncached, began) =
                         under_way.swap_remove(chance % under_way.len());
                     if !began {
-                        charges.answer_began(replica, uncached);
+                        charges.answer_began(replica, uncached, now);
                     }
                     charges.end(replica);
                     charges.forget_idle(now, half_life);
@@ -226,7 +324,7 @@ mod tests {
         }
         for (replica, uncached, began) in under_way {
             if !began {
-                charges.answer_began(replica, uncached);
+                charges.answer_began(replica, uncached, now);
             }
             charges.end(replica);
         }

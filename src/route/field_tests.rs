@@ -64,7 +64,7 @@ impl Fleet {
         let (id, work) = (decision.chosen().unwrap().id, decision.charged_tokens());
         self.charges.start(id, work, self.now, self.config.cost.recent_half_life);
         self.now = self.now.plus(Duration::from_millis(500));
-        self.charges.answer_began(id, work);
+        self.charges.answer_began(id, work, self.now);
         self.charges.end(id);
         id.slot
     }

@@ -15,7 +15,8 @@ fn send(fleet: &mut Fleet, tokens: &[u32], is_computed: bool) -> (u32, u64) {
     fleet.apply(&decision);
     let uncached = decision.uncached_tokens();
     if is_computed {
-        fleet.charges.answer_began(decision.chosen().unwrap().id, decision.charged_tokens());
+        let id = decision.chosen().unwrap().id;
+        fleet.charges.answer_began(id, decision.charged_tokens(), fleet.now);
     }
     (chosen(&decision), uncached)
 }
@@ -121,7 +122,7 @@ fn near_ties_are_the_same_for_all_whatever_the_noise() {
             let id = fleet.table.at(slot).unwrap().id;
             let recent = u64::from(slot * 7) % 5 * 15 * (gateway as u64 + 1);
             fleet.charges.start(id, recent, fleet.now, Duration::from_secs(5));
-            fleet.charges.answer_began(id, recent);
+            fleet.charges.answer_began(id, recent, fleet.now);
             fleet.charges.end(id);
         }
     }

@@ -21,7 +21,7 @@ pub use reason::Reason;
 
 use crate::charge::{Charge, Charges};
 use crate::index::{Evicted, Overlaps, PrefixIndex, Stretch};
-use crate::learn::Rates;
+use crate::learn::{Rates, Speed};
 use crate::replicas::strikes::Strikes;
 use crate::replicas::{Health, Moment, Replica, ReplicaId, ReplicaTable};
 use crate::score::{self, Cost, CostConfig, Signals};
@@ -368,18 +368,20 @@ fn choose(
     let charges: Vec<Charge> =
         replicas.iter().map(|replica| view.charges.of(identity(replica.id))).collect();
     let in_flight: f64 = charges.iter().map(|charge| f64::from(charge.requests)).sum();
+    let speeds: Vec<Speed> = replicas.iter().map(|replica| view.rates.of(replica.id)).collect();
+    let rates: f64 = speeds.iter().map(|speed| speed.rate(&config.cost)).sum();
     let request = Request {
         prompt_tokens,
         answer_limit: question.answer_limit,
         adapter: question.adapter,
-        neighbours: in_flight / replicas.len() as f64,
+        neighbours_per_rate: in_flight / rates,
         session: question.session.filter(|_| !question.prompt.is_matched()),
         identity,
     };
     let mut weighed: Vec<Weighed<'_>> = replicas
         .iter()
-        .zip(&charges)
-        .map(|(replica, charge)| weigh(config, view, &request, (replica, charge), &known))
+        .zip(charges.iter().zip(speeds))
+        .map(|(replica, load)| weigh(config, view, &request, replica, load, &known))
         .collect();
     guards::relieve(config, &mut weighed);
     let retry_after_s =
@@ -484,7 +486,8 @@ struct Request {
     prompt_tokens: u32,
     answer_limit: Option<u32>,
     adapter: Option<u64>,
-    neighbours: f64,
+    /// Requests in flight in the whole fleet, by what the fleet computes per second: as many are a replica's share.
+    neighbours_per_rate: f64,
     /// Where its session alone says where it goes.
     session: Option<u64>,
     /// By which identity a replica's blocks and requests are known.
@@ -546,20 +549,26 @@ fn weigh<'a>(
     config: &RouteConfig,
     view: &View<'_>,
     request: &Request,
-    (replica, charge): (&'a Replica, &Charge),
+    replica: &'a Replica,
+    (charge, speed): (&Charge, Speed),
     known: &Known<'_>,
 ) -> Weighed<'a> {
     let Had { block_size, blocks, tokens, source, evicted } =
         known.by(config, replica, (request.identity)(replica.id));
     let used = Moment(evicted.used.saturating_mul(1000));
     let load = replica.fresh_load(view.now, config.stale_after);
+    let (since, head) = charge.computing(view.now);
+    let rate = speed.rate(&config.cost);
+    let computed = (rate * since.as_secs_f64()).min(score::MOST_COMPUTED * head as f64);
     let signals = Signals {
         prompt_tokens: f64::from(request.prompt_tokens),
         cached_tokens: f64::from(tokens),
         answer_limit: request.answer_limit.map(f64::from),
-        neighbours: request.neighbours,
+        neighbours: request.neighbours_per_rate * rate,
         in_flight: f64::from(charge.requests),
         unfinished_tokens: charge.unfinished_tokens as f64,
+        computed_tokens: computed,
+        answering: f64::from(charge.answering),
         // What a session asked for before is no reason to send it elsewhere.
         recent_tokens: request
             .session
@@ -567,7 +576,7 @@ fn weigh<'a>(
         reported: load.map(|load| (f64::from(load.running), f64::from(load.waiting))),
         reported_own: load.map_or(0.0, |load| f64::from(load.own)),
         kv_usage: load.and_then(|load| load.kv_usage),
-        speed: view.rates.of(replica.id),
+        speed,
         evicted_tokens: evicted.blocks as f64 * f64::from(block_size.get()),
         evicted_age_s: view.now.since(used).as_secs_f64(),
         loads_adapter: request.adapter.is_some_and(|adapter| replica.must_load(adapter)),
@@ -698,7 +707,7 @@ mod tests {
 
         pub(super) fn finish(&mut self, decision: &Decision) {
             let id = decision.chosen().unwrap().id;
-            self.charges.answer_began(id, decision.charged_tokens());
+            self.charges.answer_began(id, decision.charged_tokens(), self.now);
             self.charges.end(id);
         }
 

@@ -74,7 +74,8 @@ fn decide(config: &RouteConfig, view: &View<'_>, question: &Question<'_>) -> Dec
         PromptKnowledge::Unknown { estimated_tokens, .. } => (Vec::new(), estimated_tokens),
     };
     let in_flight: u32 = able.iter().map(|r| view.charges.of(r.id).requests).sum();
-    let neighbours = f64::from(in_flight) / able.len() as f64;
+    let rates: f64 = able.iter().map(|replica| rate(config, view, replica)).sum();
+    let neighbours = f64::from(in_flight) / rates;
     let weigh =
         |replica| whole(config, view, question, replica, (&chains, prompt_tokens), neighbours);
     let mut all: Vec<Whole<'_>> = able.into_iter().map(weigh).collect();
@@ -118,13 +119,18 @@ fn decide(config: &RouteConfig, view: &View<'_>, question: &Question<'_>) -> Dec
     Decision { reason, ranked, chain, prompt_tokens, suspended, rivals, retry_after_s: None }
 }
 
+fn rate(config: &RouteConfig, view: &View<'_>, replica: &Replica) -> f64 {
+    let learned = view.rates.of(replica.id).prefill_tokens_per_s;
+    learned.unwrap_or(config.cost.prefill_tokens_per_s)
+}
+
 fn whole<'a>(
     config: &RouteConfig,
     view: &View<'_>,
     question: &Question<'_>,
     replica: &'a Replica,
     (chains, prompt_tokens): (&[Chain], u32),
-    neighbours: f64,
+    neighbours_per_rate: f64,
 ) -> Whole<'a> {
     let block_size = replica.block_size.unwrap_or(config.default_block_size);
     let chain = chains.iter().find(|chain| chain.block_size() == block_size);
@@ -139,9 +145,15 @@ fn whole<'a>(
         prompt_tokens: f64::from(prompt_tokens),
         cached_tokens: f64::from(overlap_tokens),
         answer_limit: question.answer_limit.map(f64::from),
-        neighbours,
+        neighbours: neighbours_per_rate * rate(config, view, replica),
         in_flight: f64::from(charge.requests),
+        answering: f64::from(charge.answering),
         unfinished_tokens: charge.unfinished_tokens as f64,
+        computed_tokens: {
+            let began = charge.head.sent.max(charge.began_at);
+            let done = rate(config, view, replica) * view.now.since(began).as_secs_f64();
+            done.min(0.9 * charge.head.tokens as f64)
+        },
         recent_tokens: match question.session.is_some() && !question.prompt.is_matched() {
             true => 0.0,
             false => charge.recent(view.now, config.cost.recent_half_life),
@@ -325,7 +337,11 @@ fn drawn_fleet(draws: &mut Draws) -> Fleet {
         }
         for _ in 0..draws.below(5) {
             let began = Moment(fleet.now.0 - draws.below(2) * 500_000_000);
-            fleet.charges.start(id, 1000 * draws.below(5), began, Duration::from_secs(5));
+            let tokens = 1000 * draws.below(5);
+            fleet.charges.start(id, tokens, began, Duration::from_secs(5));
+            if draws.one_in(3) {
+                fleet.charges.answer_began(id, tokens, began);
+            }
         }
         if draws.one_in(2) {
             let prefill_tokens_per_s = draws.one_in(2).then_some(4000.0);

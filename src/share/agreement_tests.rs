@@ -79,7 +79,7 @@ impl Envoy {
         let (now, replica) = (self.now, self.replica(slot));
         let link = &mut self.links[0];
         link.charge(replica, tokens, now);
-        link.answer_began(replica, tokens);
+        link.answer_began(replica, tokens, now);
         link.release(replica);
     }
 

@@ -489,8 +489,8 @@ impl<S: Store> Link<S> {
     }
 
     /// Releases the tokens of a request whose answer has begun.
-    pub fn answer_began(&mut self, replica: ReplicaId, uncached: u64) {
-        self.charges.answer_began(replica, uncached);
+    pub fn answer_began(&mut self, replica: ReplicaId, uncached: u64, now: Moment) {
+        self.charges.answer_began(replica, uncached, now);
     }
 
     /// Releases a request that has ended.

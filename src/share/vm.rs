@@ -7,7 +7,7 @@
 
 use super::bytes::{Reader, Writer};
 use super::{Header, Kind};
-use crate::charge::{Charge, Charges};
+use crate::charge::{Charge, Charges, Head};
 use crate::replicas::strikes::{Strike, Strikes};
 use crate::replicas::{Moment, ReplicaId};
 use std::time::Duration;
@@ -84,6 +84,10 @@ impl VmState {
             writer.u64(charge.unfinished_tokens);
             writer.f64(charge.recent_tokens);
             writer.u64(charge.recent_at.0);
+            writer.u64(charge.head.sent.0);
+            writer.u64(charge.head.tokens);
+            writer.u64(charge.began_at.0);
+            writer.u32(charge.answering);
         });
         let strikes: Vec<(ReplicaId, Strike)> = self.strikes.iter().collect();
         writer.list(strikes.into_iter(), write_strike);
@@ -109,6 +113,9 @@ impl VmState {
                 unfinished_tokens: reader.u64()?,
                 recent_tokens: reader.f64()?,
                 recent_at: Moment(reader.u64()?),
+                head: Head { sent: Moment(reader.u64()?), tokens: reader.u64()? },
+                began_at: Moment(reader.u64()?),
+                answering: reader.u32()?,
             };
             Some((replica, charge))
         })?;
@@ -179,7 +186,9 @@ mod tests {
     fn state() -> VmState {
         let mut charges = Charges::default();
         let replica = ReplicaId { slot: 4, incarnation: 2 };
+        charges.start(replica, 200, at(8), Duration::from_secs(2));
         charges.start(replica, 300, at(9), Duration::from_secs(2));
+        charges.answer_began(replica, 200, at(9));
         let mut strikes = Strikes::default();
         let strike = Strike {
             failures: 1,

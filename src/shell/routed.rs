@@ -231,7 +231,7 @@ impl Routed {
         let served = cluster.and_then(|cluster| table.by_address(cluster, address));
         let Some(served) = served.map(|replica| replica.id) else { return };
         let (now, charged) = (host::now(), self.decision.charged_tokens());
-        shared.fleet.link.answer_began(self.replica, charged);
+        shared.fleet.link.answer_began(self.replica, charged, now);
         shared.fleet.link.release(self.replica);
         self.end_probe(shared);
         self.take_back(shared);
@@ -254,13 +254,13 @@ impl Routed {
         if !std::mem::take(&mut self.tokens_charged) {
             return;
         }
-        shared.fleet.link.answer_began(self.replica, self.decision.charged_tokens());
+        let now = host::now();
+        shared.fleet.link.answer_began(self.replica, self.decision.charged_tokens(), now);
         if let Some(shadow) = &mut self.shadow {
             shadow.answer_began(shared);
         }
         // Of an answer that comes whole the end comes at once and tells this, too; should it not, the next tick does.
         if streamed {
-            let now = host::now();
             meters::record_ms(&metrics::TTFT, &[self.class.as_str()], now.since(self.began));
             self.count_promise(shared, now);
             let in_flight = shared.fleet.link.in_flight(self.replica);
@@ -291,7 +291,8 @@ impl Routed {
             meters::add(&metrics::FAILED_RESPONSES, &[class], 1);
         }
         if self.tokens_charged {
-            shared.fleet.link.answer_began(self.replica, self.decision.charged_tokens());
+            let charged = self.decision.charged_tokens();
+            shared.fleet.link.answer_began(self.replica, charged, host::now());
         }
         let in_flight = shared.fleet.link.in_flight(self.replica);
         shared.fleet.link.release(self.replica);

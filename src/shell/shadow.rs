@@ -3,8 +3,8 @@
 //! Its choices are charged and recorded like real ones, under the replicas' imagined identities, so every VM sees them.
 //! They move no request, and no real choice sees them.
 
-use super::meters;
 use super::root::Shared;
+use super::{host, meters};
 use crate::metrics;
 use crate::replicas::{Moment, ReplicaId};
 use crate::route::{Decision, Policy};
@@ -50,7 +50,7 @@ impl Shadow {
     /// The answer has begun: nobody knows when it would have.
     pub fn answer_began(&mut self, shared: &mut Shared<'_>) {
         if std::mem::take(&mut self.is_unfinished) {
-            shared.fleet.link.answer_began(self.replica, self.unfinished);
+            shared.fleet.link.answer_began(self.replica, self.unfinished, host::now());
         }
     }
 

@@ -31,6 +31,8 @@ pub struct Sample {
     pub cached_tokens: u64,
     /// Those that the policy expected to be cached, if it expected any number.
     pub predicted_tokens: Option<u64>,
+    /// When the policy expected the first token, if it expected any time.
+    pub expected_first_token: Option<Duration>,
     /// Why the replica was chosen, in a word, if there is one.
     pub reason: &'static str,
     /// Attempts that failed before the one that did not.

@@ -4,7 +4,7 @@ use super::{Bytes, Target, halves, tokenizer};
 use crate::memory::bounded;
 use serde_json::Value;
 use std::cell::OnceCell;
-use warmpath::charge::{Charge, Charges};
+use warmpath::charge::{Charge, Charges, Head};
 use warmpath::config::Config;
 use warmpath::index::{PrefixIndex, Recorded};
 use warmpath::learn::Rates;
@@ -257,6 +257,9 @@ impl Fleet {
                 unfinished_tokens: bytes.u64(),
                 recent_tokens,
                 recent_at: Moment(bytes.u64()),
+                head: Head { sent: Moment(bytes.u64()), tokens: bytes.u64() },
+                began_at: Moment(bytes.u64()),
+                answering: bytes.u32(),
             };
             charges.insert(id, charge);
             if bytes.u8() & 1 == 0 {

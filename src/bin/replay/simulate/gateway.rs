@@ -218,7 +218,9 @@ impl Router for Gateway {
             return Err(format!("nobody was chosen: {}", decision.reason.as_str()));
         };
         let (predicted, id, held) = (chosen.overlap_tokens, chosen.id, chosen.held_blocks);
-        self.why = Why { predicted_tokens: Some(predicted), reason: decision.reason.as_str() };
+        let first_token = Duration::try_from_secs_f64(chosen.cost.first_token()).ok();
+        let reason = decision.reason.as_str();
+        self.why = Why { predicted_tokens: Some(predicted), first_token, reason };
         if let Some(chain) = &decision.chain {
             self.record(id, chain, held);
         }
@@ -239,7 +241,7 @@ impl Router for Gateway {
     fn answer_began(&mut self, id: RequestId, now: Duration) {
         let Some(flight) = self.under_way.get(&id) else { return };
         let Some(replica) = flight.chosen().map(|chosen| chosen.id) else { return };
-        self.charges.answer_began(replica, flight.decision.charged_tokens());
+        self.charges.answer_began(replica, flight.decision.charged_tokens(), moment(now));
         let first_new = flight.first_new();
         self.was_computed(replica, first_new, moment(now));
         let began = Some((moment(now), self.neighbours(replica)));
@@ -254,7 +256,7 @@ impl Router for Gateway {
         let now = moment(now);
         let neighbours = self.neighbours(replica);
         if flight.began.is_none() {
-            self.charges.answer_began(replica, flight.decision.charged_tokens());
+            self.charges.answer_began(replica, flight.decision.charged_tokens(), now);
         }
         self.charges.end(replica);
         if ended.failed {

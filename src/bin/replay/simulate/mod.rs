@@ -9,6 +9,7 @@ mod baselines;
 mod bounds;
 mod fault;
 mod fleet;
+mod foresight;
 mod gateway;
 #[cfg(test)]
 mod guards;
@@ -132,6 +133,9 @@ pub struct SimulateArgs {
     /// Warmpath's `cost` options as JSON; the replicas' speed is told it in any case.
     #[arg(long, default_value = "{}")]
     cost: String,
+    /// Print how well first tokens were foreseen, too.
+    #[arg(long)]
+    explain: bool,
     /// Write the runs' records to this JSON list.
     #[arg(long)]
     json: Option<PathBuf>,
@@ -153,6 +157,10 @@ pub fn run(args: &SimulateArgs) -> Result<(), String> {
         let _ = writeln!(ceilings, "{workload}: no fleet can hit more than {most:.1} %.");
         for &policy in &policies {
             let samples = fleet.play(&trace, policy, seed)?;
+            let foreseen = foresight::render(&samples).filter(|_| args.explain);
+            if let Some(foreseen) = foreseen {
+                let _ = writeln!(ceilings, "\n{}, {workload}:\n{foreseen}", policy.name());
+            }
             let mut run = Run::of(policy.name(), &workload, &samples);
             run.count_idle_replicas(&runs);
             runs.push(run);

@@ -264,6 +264,8 @@ pub struct Ask<'a> {
 pub struct Why {
     /// Tokens expected to come from the cache, where the policy expects any number.
     pub predicted_tokens: Option<u32>,
+    /// Until the first token, where the policy expects any time.
+    pub first_token: Option<Duration>,
     /// In a word, where it has one.
     pub reason: &'static str,
 }

@@ -273,6 +273,7 @@ impl<'a> Simulation<'a> {
         if let Some(asked) = self.asked.get_mut(number) {
             asked.sample.replica = Some(format!("replica {:02}", replica + 1));
             asked.sample.predicted_tokens = why.predicted_tokens.map(u64::from);
+            asked.sample.expected_first_token = why.first_token;
             asked.sample.reason = why.reason;
         }
         let (sample, last, is_over) = (number, now, false);

@@ -87,7 +87,7 @@ impl Router for Listener {
     }
 
     fn why(&self) -> Why {
-        Why { predicted_tokens: Some(7), reason: "turn" }
+        Why { predicted_tokens: Some(7), reason: "turn", ..Why::default() }
     }
 
     fn ended(&mut self, _: RequestId, ended: &Ended<'_>, _: Duration) {
@@ -261,11 +261,10 @@ fn an_outage_of_all_reports_changes_little() {
 #[test]
 fn threads_and_gateways_do_as_well_as_one() {
     let (hits, p99) = figures(&fleet(GUARDED));
-    // FIXME: four gateways should take at most 1.1 times as long. They take 1.2 times: 693 ms against 578 ms.
-    for (topology, longer) in [("--threads 4", 1.1), ("--gateways 4", 1.3)] {
+    for topology in ["--threads 4", "--gateways 4"] {
         let (others, others_p99) = figures(&fleet(&format!("{GUARDED} {topology}")));
         println!("{topology}: hits {hits:.3} {others:.3}, p99 {p99:.0} {others_p99:.0} ms");
         assert!((others - hits).abs() < 0.02, "{topology}: {others} against {hits}");
-        assert!(others_p99 < longer * p99, "{topology}: {others_p99} ms against {p99} ms");
+        assert!(others_p99 < 1.1 * p99, "{topology}: {others_p99} ms against {p99} ms");
     }
 }
