@@ -31,7 +31,7 @@
 //! each other as readily as short ones do.
 //!
 //! Answers that are on their way there stand still while this prompt is computed, and are counted too, but a second of
-//! theirs as a tenth of one ([`ANSWERING_WEIGHT`]): whole answers and first tokens pull apart. The router with the shortest
+//! theirs as a tenth of one (`ANSWERING_WEIGHT`): whole answers and first tokens pull apart. The router with the shortest
 //! whole answers goes to where fewest are answered, which makes first tokens wait half as long again.
 //!
 //! | term | unit | source | missing, stale or absurd |
@@ -44,7 +44,7 @@
 //! | `foreign` | requests | the replica's running and waiting requests less our own, as many as are in flight now or were when it reported: what other gateways sent. A report outlives the requests in it: without the latter, our own that has just ended would pass for a stranger's until the next one | 0: own in-flight still counts. At most [`MAX_FOREIGN`] |
 //! | `waiting` | requests | reported. Of what others sent, only that has its prompt before it: most of what runs decodes | 0 |
 //! | `mean_uncached` | tokens | configured | - |
-//! | `done` | tokens of work | what was sent there lately, halved every [`CostConfig::recent_half_life`], less the unfinished: when requests come one by one nothing is in flight, and this alone keeps one replica from taking all of them. Where requests are in flight they say more ([`RECENT_FADES`]) | never missing |
+//! | `done` | tokens of work | what was sent there lately, halved every [`CostConfig::recent_half_life`], less the unfinished: when requests come one by one nothing is in flight, and this alone keeps one replica from taking all of them. Where requests are in flight they say more (`RECENT_FADES`) | never missing |
 //! | `neighbours` | requests | the replica's share of all that are in flight, by its `rate`: the mean, where all are equally fast. At the mean, one that is half as fast would be charged twice as much for neighbours of whom it has half | never missing |
 //! | `later` | requests | 0.1 for each second of `wait` | as `wait` |
 //! | `decoding` | requests | own in flight, and a share ([`FOREIGN_WEIGHT`]) of the reported running requests that are foreign | own in-flight alone |
