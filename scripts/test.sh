@@ -4,7 +4,7 @@
 # real Envoy. Needs Rust, Python 3 and, the first time, a network.
 #
 #   scripts/test.sh              everything
-#   scripts/test.sh STEP...      only these: fmt clippy unit wasm docs manifests build traps envoy versions; watched compose
+#   scripts/test.sh STEP...      only these: fmt clippy unit wasm docs manifests traps build envoy versions; watched compose
 #
 # Output of a step is kept in .work/test/STEP.log and shown when it fails.
 set -euo pipefail
@@ -22,7 +22,7 @@ target=${CARGO_TARGET_DIR:-$root/target}
 export CARGO_TERM_COLOR=never
 mkdir -p "$logs"
 
-all=(fmt clippy unit wasm docs manifests build traps envoy versions)
+all=(fmt clippy unit wasm docs manifests traps build envoy versions)
 # Only by name: they want what few machines have (a Prometheus and a browser; a Docker engine), and minutes.
 named=(watched compose)
 
@@ -42,8 +42,8 @@ Sets up what is missing and runs every step, or only those named. Stops at the f
   wasm       the unit tests once more as wasm
   docs       the API's documentation, without warnings
   manifests  those of envoy/kubernetes and envoy/istio against public schemas
-  build      the filter as released, its size and what it imports
   traps      a filter that traps on demand, for the step envoy
+  build      the filter as released, its size and what it imports
   envoy      the filters that build and traps left, in a real Envoy
   versions   the same, shorter, in four older Envoys
   watched    only if named: rules and alerts by promtool; a dashboard on a real Prometheus, a page in a browser,
@@ -164,6 +164,21 @@ step_manifests() { scripts/manifests.sh; }
 
 step_compose() { scripts/compose.sh; }
 
+# The filter with traps on demand: what the tests of traps load. In the profile of what is released, which so needs no
+# dependencies of its own, and lies where that belongs: the step build comes behind it, and is made up for where it is not wanted.
+trap_wasm=$root/.work/warmpath-trap.wasm
+step_traps() {
+    local wasm=$target/wasm32-wasip1/release/warmpath.wasm
+    cargo build --release --features trap --lib --target wasm32-wasip1
+    cp "$wasm" "$trap_wasm"
+    # What the build step looks for is there when it is there.
+    grep -q x-warmpath-trap "$trap_wasm"
+    if ! wants build; then
+        cargo build --release --lib --target wasm32-wasip1
+        ! grep -q x-warmpath-trap "$wasm"
+    fi
+}
+
 step_build() {
     cargo build --release --lib --target wasm32-wasip1
     local wasm=$target/wasm32-wasip1/release/warmpath.wasm size
@@ -191,19 +206,6 @@ if used - set(offered):
     sys.exit(f"imports that Envoy 1.36 refuses: {sorted(used - set(offered))}")
 print(f"{len(used)} WASI imports, all of which Envoy 1.36 has")
 PY
-}
-
-# The filter once more, with traps on demand: what the tests of traps load. As released, since its dependencies are built
-# already then; what is released is put back where it was.
-trap_wasm=$root/.work/warmpath-trap.wasm
-step_traps() {
-    local wasm=$target/wasm32-wasip1/release/warmpath.wasm
-    cargo build --release --features trap --lib --target wasm32-wasip1
-    cp "$wasm" "$trap_wasm"
-    # What the build step looks for is there when it is there.
-    grep -q x-warmpath-trap "$trap_wasm"
-    cargo build --release --lib --target wasm32-wasip1
-    ! grep -q x-warmpath-trap "$wasm"
 }
 
 # Tests in a real Envoy: all, or those whose names contain one of the arguments.
