@@ -154,8 +154,15 @@ step_unit() {
 # What is fuzzed runs as wasm too: stack and pointers are smaller there. The feature leaves the filter's entry points out,
 # which no test runner can link.
 step_wasm() {
-    cargo test --lib --target wasm32-wasip1
-    cargo test --test fuzz --features bench --target wasm32-wasip1
+    local fuzz=(cargo test --test fuzz --features bench --target wasm32-wasip1) fuzzing
+    "${fuzz[@]}" --no-run
+    cargo test --lib --target wasm32-wasip1 --no-run
+    # Each has but one thread.
+    "${fuzz[@]}" >"$logs/wasm-fuzz.log" 2>&1 &
+    fuzzing=$!
+    cargo test --lib --target wasm32-wasip1 || { kill "$fuzzing"; return 1; }
+    wait "$fuzzing" || { cat "$logs/wasm-fuzz.log"; return 1; }
+    cat "$logs/wasm-fuzz.log"
 }
 
 step_docs() { RUSTDOCFLAGS="-D warnings" cargo doc --quiet --no-deps --lib --features demo; }
