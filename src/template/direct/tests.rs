@@ -400,10 +400,12 @@ impl Random {
     }
 }
 
-/// The public templates that are there, and for each whether chats of texts are rendered here.
+/// Public templates, and for each whether chats of texts are rendered here. Qwen3's is there in any case; the others are
+/// fetched, and natively alone can they be read.
 fn templates() -> Vec<(String, bool)> {
-    let root = std::path::Path::new(env!("CARGO_MANIFEST_DIR"));
-    let mut found = Vec::new();
+    let qwen3 = include_str!("../../../tests/data/models/qwen3/chat_template.jinja");
+    let mut found = vec![(qwen3.to_owned(), true)];
+    let models = std::path::Path::new(env!("CARGO_MANIFEST_DIR")).join(".work/models");
     for name in [
         "deepseek-v3",
         "gemma3",
@@ -414,11 +416,8 @@ fn templates() -> Vec<(String, bool)> {
         "phi-4",
         "qwen2.5",
         "qwen3.5",
-        "qwen3",
     ] {
-        let folder = if name == "qwen3" { "tests/data/models" } else { ".work/models" };
-        let source = root.join(folder).join(name).join("chat_template.jinja");
-        if let Ok(source) = std::fs::read_to_string(source) {
+        if let Ok(source) = std::fs::read_to_string(models.join(name).join("chat_template.jinja")) {
             found.push((source, name != "mistral-nemo"));
         }
     }
