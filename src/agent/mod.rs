@@ -4,7 +4,7 @@
 //! follows its events and answers `GET /v1/cache`. In reading order: [`events`] decodes a batch, [`cache`] finds our names for
 //! its blocks, [`held`] counts copies and knows what can be reached, [`tell`] and [`history`] are what readers are told, and
 //! [`rank`] is all of it for one stream of frames, [`sequence`] included. That much is pure. [`zmtp`] speaks ZeroMQ, [`follow`]
-//! keeps a rank connected, [`engine`] asks the engine over HTTP, and [`server`] answers.
+//! keeps a rank connected, [`engine`] asks the engine over HTTP, [`server`] answers, and [`stop`] says when that ends.
 //!
 //! It reads no prompt and no answer, keeps no token, and never asks the engine to do anything.
 
@@ -18,6 +18,7 @@ pub mod history;
 pub mod rank;
 pub mod sequence;
 pub mod server;
+pub mod stop;
 pub mod tell;
 pub mod zmtp;
 

@@ -12,6 +12,7 @@ use warmpath::agent::engine::{Engine, watch};
 use warmpath::agent::follow::{Followed, Source, follow};
 use warmpath::agent::rank::{Rank, RankConfig};
 use warmpath::agent::server::{Shared, serve};
+use warmpath::agent::stop;
 use warmpath::agent::zmtp::Endpoint;
 use warmpath::tokens::blocks::BlockSize;
 
@@ -121,7 +122,7 @@ async fn run(arguments: Arguments) -> Result<(), String> {
         });
     }
     tokio::select! {
-        () = stop_signal() => Ok(()),
+        () = stop::signal() => Ok(()),
         ended = following.join_next() => match ended {
             Some(Ok(ended)) => ended,
             Some(Err(error)) => Err(error.to_string()),
@@ -165,21 +166,6 @@ fn followed(arguments: &Arguments, number: u32) -> Followed {
         seed: std::hash::RandomState::new().hash_one(number),
     });
     Followed::new(number, rank)
-}
-
-/// Ctrl-C, or what ends a container.
-async fn stop_signal() {
-    #[cfg(unix)]
-    {
-        use tokio::signal::unix::{SignalKind, signal};
-        if let Ok(mut terminate) = signal(SignalKind::terminate()) {
-            tokio::select! {
-                _ = terminate.recv() => return,
-                _ = tokio::signal::ctrl_c() => return,
-            }
-        }
-    }
-    let _ = tokio::signal::ctrl_c().await;
 }
 
 #[cfg(test)]

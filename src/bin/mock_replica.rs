@@ -6,6 +6,7 @@ use std::sync::Arc;
 use std::time::Duration;
 use tokio::net::TcpListener;
 use tokio::time::{Instant, sleep};
+use warmpath::agent::stop;
 use warmpath::mock::digest::Lora;
 use warmpath::mock::engine::EngineConfig;
 use warmpath::mock::exposition::MetricNames;
@@ -134,7 +135,7 @@ async fn run(arguments: &Arguments) -> Result<(), String> {
         println!("{} listens on {}", handle.replica.name(), handle.address);
         handles.push(handle);
     }
-    stop_signal().await;
+    stop::signal().await;
     let limit = Duration::try_from_secs_f64(arguments.drain_s).unwrap_or_default();
     if !limit.is_zero() {
         drain(&handles, limit).await;
@@ -158,21 +159,6 @@ async fn drain(handles: &[Handle], limit: Duration) {
     }
     // What an answer that has just ended still has to write.
     sleep(Duration::from_millis(200)).await;
-}
-
-/// Ctrl-C, or what a script's `kill` sends.
-async fn stop_signal() {
-    #[cfg(unix)]
-    {
-        use tokio::signal::unix::{SignalKind, signal};
-        if let Ok(mut terminate) = signal(SignalKind::terminate()) {
-            tokio::select! {
-                _ = terminate.recv() => return,
-                _ = tokio::signal::ctrl_c() => return,
-            }
-        }
-    }
-    let _ = tokio::signal::ctrl_c().await;
 }
 
 fn config(arguments: &Arguments) -> Result<ReplicaConfig, String> {
