@@ -406,19 +406,12 @@ fn templates() -> Vec<(String, bool)> {
     let qwen3 = include_str!("../../../tests/data/models/qwen3/chat_template.jinja");
     let mut found = vec![(qwen3.to_owned(), true)];
     let models = std::path::Path::new(env!("CARGO_MANIFEST_DIR")).join(".work/models");
-    for name in [
-        "deepseek-v3",
-        "gemma3",
-        "glm-4.5",
-        "gpt-oss",
-        "llama3.1",
-        "mistral-nemo",
-        "phi-4",
-        "qwen2.5",
-        "qwen3.5",
-    ] {
-        if let Ok(source) = std::fs::read_to_string(models.join(name).join("chat_template.jinja")) {
-            found.push((source, name != "mistral-nemo"));
+    let folders = std::fs::read_dir(models).into_iter().flatten().flatten();
+    let mut folders: Vec<_> = folders.map(|folder| folder.path()).collect();
+    folders.sort();
+    for folder in folders {
+        if let Ok(source) = std::fs::read_to_string(folder.join("chat_template.jinja")) {
+            found.push((source, !folder.ends_with("mistral-nemo")));
         }
     }
     found
