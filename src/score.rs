@@ -1,7 +1,7 @@
 //! What it costs to send a request to a replica, in seconds. The formula and nothing else.
 //!
 //! ```text
-//! cost     = wait + prefill + stall + decode + pressure + eviction + adapter
+//! cost     = wait + prefill + stall + decode + pressure + eviction + adapter + transfer
 //! wait     = base_s + (queued + recent_weight * done / busy) / rate
 //! queued   = unfinished - computed + min(foreign, waiting) * mean_uncached
 //! computed = the less of 0.9 * head and rate * since
@@ -15,9 +15,10 @@
 //! pressure = pressure_s * k / (1 - k)
 //! eviction = eviction_weight * evicted * 2 ^ (-age / half-life) / rate
 //! adapter  = adapter_load_s, where it must be loaded
+//! transfer = offloaded / transfer_rate
 //! ```
 //!
-//! `wait`, `prefill`, `adapter` and half of `decode` are this request's own time; `stall` and the
+//! `wait`, `prefill`, `adapter`, `transfer` and half of `decode` are this request's own time; `stall` and the
 //! other half are what it takes from others, since every sequence of a batch waits for a prefill in
 //! it; `eviction` is what it takes from those to come. A choice by own time alone leaves a prefix
 //! as soon as another replica is free for a moment, and everybody pays: `warmpath-replay simulate
@@ -53,12 +54,14 @@
 //! | `k` | share | reported KV usage, clamped to [`MAX_KV_USAGE`] | 0, no pressure: an unknown replica is neither idle nor full in the other terms |
 //! | `evicted` | tokens | of the blocks that are new to the replica, those beyond what its shadow has room for. Each may be missed by whoever comes back for it: `eviction_weight` is how many are of those just used, the less the longer ago that was | 0: nothing is known to be held |
 //! | `adapter` | s | the adapters that the replica's last reports named as running or waiting, as many as it has places for | 0: one that does not report adapters is taken to have it |
+//! | `offloaded` | tokens | of the cached ones, those of blocks that the replica's agent has in a slower tier only | 0 |
+//! | `transfer_rate` | tokens/s | configured | - |
 //!
 //! Each signal degrades alone. With no report from anywhere the cost still orders replicas by
 //! cache overlap and by the work this Envoy itself has in flight.
 //!
-//! Blocks in slower tiers than the accelerator's memory have no term: nothing that reaches the
-//! filter says which tier a block is in.
+//! Blocks that only a slower tier holds are cached as those in the accelerator's memory are, and take their transfer besides.
+//! Only an agent says in which tier a block is; what is known without one is taken to be at hand.
 
 use crate::learn::Speed;
 use std::time::Duration;
@@ -129,6 +132,8 @@ pub struct CostConfig {
     pub eviction_weight: f64,
     /// Seconds until an adapter that is not loaded is.
     pub adapter_load_s: f64,
+    /// Tokens per second that a replica fetches from a slower tier than its accelerator's memory.
+    pub transfer_tokens_per_s: f64,
 }
 
 impl Default for CostConfig {
@@ -145,6 +150,7 @@ impl Default for CostConfig {
             recent_half_life: Duration::from_secs(5),
             eviction_weight: 0.1,
             adapter_load_s: 0.1,
+            transfer_tokens_per_s: 100_000.0,
         }
     }
 }
@@ -156,6 +162,8 @@ pub struct Signals {
     pub prompt_tokens: f64,
     /// Those that the replica would take from its cache.
     pub cached_tokens: f64,
+    /// Those of them that it must fetch from a slower tier first.
+    pub offloaded_tokens: f64,
     /// Most tokens the answer may have, if the request says so.
     pub answer_limit: Option<f64>,
     /// Own requests in flight there, over all VMs.
@@ -203,6 +211,8 @@ pub struct Cost {
     pub eviction: f64,
     /// Loading its adapter.
     pub adapter: f64,
+    /// Fetching what is cached in a slower tier.
+    pub transfer: f64,
 }
 
 impl Cost {
@@ -215,11 +225,12 @@ impl Cost {
             + self.pressure
             + self.eviction
             + self.adapter
+            + self.transfer
     }
 
     /// What of it passes before the first token.
     pub fn first_token(&self) -> f64 {
-        self.wait + self.prefill + self.adapter
+        self.wait + self.prefill + self.adapter + self.transfer
     }
 }
 
@@ -286,6 +297,8 @@ pub fn cost(config: &CostConfig, signals: &Signals) -> Cost {
         pressure: config.pressure_s * usage / (1.0 - usage),
         eviction: config.eviction_weight * missed / rate,
         adapter: if signals.loads_adapter { config.adapter_load_s } else { 0.0 },
+        transfer: signals.offloaded_tokens.min(signals.cached_tokens)
+            / config.transfer_tokens_per_s,
     }
 }
 
@@ -306,6 +319,7 @@ mod tests {
             recent_half_life: Duration::from_secs(5),
             eviction_weight: 0.5,
             adapter_load_s: 0.2,
+            transfer_tokens_per_s: 20_000.0,
         }
     }
 
@@ -355,6 +369,17 @@ mod tests {
         let signals =
             Signals { prompt_tokens: 10_000.0, cached_tokens: 9_000.0, ..Signals::default() };
         check(signals, |cost| cost.prefill, 1.0 + 0.95);
+    }
+
+    #[test]
+    fn what_is_cached_in_a_slower_tier_is_fetched() {
+        let held = Signals { prompt_tokens: 9000.0, cached_tokens: 9000.0, ..Signals::default() };
+        let offloaded = Signals { offloaded_tokens: 8000.0, ..held };
+        check(held, Cost::total, 0.0);
+        check(offloaded, Cost::total, 0.4);
+        check(offloaded, Cost::first_token, 0.4);
+        // Less is cached than was thought.
+        check(Signals { cached_tokens: 1000.0, ..offloaded }, |cost| cost.transfer, 0.05);
     }
 
     #[test]

@@ -89,7 +89,7 @@ fn number(fields: &[(&str, &str)], name: &str) -> f64 {
 }
 
 /// The terms of a cost, as the header names them.
-const TERMS: [(&str, &str); 7] = [
+const TERMS: [(&str, &str); 8] = [
     ("wait_s", "waits for what is there"),
     ("prefill_s", "computes the prompt"),
     ("stall_s", "keeps running answers waiting"),
@@ -97,6 +97,7 @@ const TERMS: [(&str, &str); 7] = [
     ("pressure_s", "takes room"),
     ("eviction_s", "evicts what others would use"),
     ("adapter_s", "loads the adapter"),
+    ("transfer_s", "fetches from a slower tier"),
 ];
 
 impl<'a> Explanation<'a> {
@@ -201,9 +202,9 @@ mod tests {
     use warmpath::route::Reason;
 
     const PREFIX: &str = "reason=prefix, prompt_tokens=812; replica=10.0.0.1:8000, overlap_tokens=800, cost_s=0.0420, \
-        wait_s=0.0300, prefill_s=0.0020, stall_s=0.0000, decode_s=0.0100, pressure_s=0.0000, eviction_s=0.0000, adapter_s=0.0000; \
+        wait_s=0.0300, prefill_s=0.0020, stall_s=0.0000, decode_s=0.0100, pressure_s=0.0000, eviction_s=0.0000, adapter_s=0.0000, transfer_s=0.0000; \
         replica=10.0.0.2:8000, overlap_tokens=0, cost_s=0.1120, wait_s=0.0000, prefill_s=0.1020, stall_s=0.0000, decode_s=0.0100, \
-        pressure_s=0.0000, eviction_s=0.0000, adapter_s=0.0000";
+        pressure_s=0.0000, eviction_s=0.0000, adapter_s=0.0000, transfer_s=0.0000";
 
     #[test]
     fn a_saved_response_is_put_into_words() {

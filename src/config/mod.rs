@@ -233,6 +233,7 @@ pub const OPTIONS: &[(&str, &str, &str)] = &[
     ("cost.recent_half_life_ms", "5000", "ms"),
     ("cost.eviction_weight", "0.1", "share"),
     ("cost.adapter_load_ms", "100", "ms"),
+    ("cost.transfer_tokens_per_s", "100000", "tokens/s"),
     ("explain.request_header", "-", "header name"),
     ("explain.secret", "-", "text"),
     ("scaling", "-", "object"),
@@ -468,6 +469,7 @@ fn cost(fields: &mut Fields<'_>) -> Result<CostConfig, ConfigError> {
         recent_half_life: fields.millis("recent_half_life_ms", 5000, 1, 600_000)?,
         eviction_weight: fields.number("eviction_weight", 0.1, 0.0, 100.0)?,
         adapter_load_s: fields.number("adapter_load_ms", 100.0, 0.0, 1e6)? / 1000.0,
+        transfer_tokens_per_s: fields.number("transfer_tokens_per_s", 100_000.0, 1.0, 1e9)?,
     };
     fields.finish()?;
     Ok(config)

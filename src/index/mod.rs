@@ -126,6 +126,13 @@ impl Overlaps<'_> {
         is_reporting.then(|| self.of(replica.observed()))
     }
 
+    /// What of these it need not fetch from a slower tier, as far as it says.
+    pub fn at_hand(&self, replica: ReplicaId) -> usize {
+        let Some(slot) = self.index.at_hand_slot(replica) else { return self.of(replica) };
+        let routed = self.index.slots.get(&replica).map_or(0, |slot| self.by(*slot));
+        self.by(slot).max(routed)
+    }
+
     /// These, and what the replica would evict for the others: see [`PrefixIndex::would_evict`].
     pub fn outlook(&self, replica: ReplicaId) -> (usize, Evicted) {
         let blocks = self.of(replica);
@@ -352,7 +359,8 @@ impl PrefixIndex {
             }
             let gone = self.tree.evict(*slot, left);
             left = left.saturating_sub(gone);
-            self.cut += if id.is_observed() { gone as u64 } else { 0 };
+            let is_counted = id.is_observed() && !id.is_at_hand();
+            self.cut += if is_counted { gone as u64 } else { 0 };
         }
         self.clear_away(left);
     }
@@ -423,7 +431,7 @@ impl PrefixIndex {
 
     /// Takes in a run. Nothing else may be done with its replica before [`Self::settle`].
     pub fn import(&mut self, run: Run) {
-        // More replicas than any table has are nobody's.
+        // More replicas than any table has, each under four identities, are nobody's.
         if self.slots.len() >= 4 * MAX_REPLICAS && !self.slots.contains_key(&run.replica) {
             return;
         }

@@ -268,7 +268,7 @@ impl Both {
                 if std::mem::take(&mut naive.is_reporting) {
                     naive.held.clear();
                 }
-                self.indices.iter_mut().for_each(|index| index.begin_report(replica));
+                self.indices.iter_mut().for_each(|index| index.begin_report(replica, false));
             }
             27 | 28 => {
                 naive.observed();
@@ -315,7 +315,7 @@ impl Both {
                 }
             }
             let reporting = self.naive.iter().filter(|(_, naive)| naive.is_reporting);
-            copy.go_on_reporting(reporting.map(|(id, _)| *id));
+            copy.go_on_reporting(reporting.map(|(id, _)| (*id, false)));
             copy.advance(Moment(self.now * 1000));
             *index = copy;
         }

@@ -6,6 +6,9 @@
 //! A report names blocks by their hashes, in no order but that a parent comes before what follows it. That is looked up
 //! once, by whoever hears the report, and told to the others as stretches that every index finds its way to.
 //!
+//! What a slower tier alone holds counts as held, and takes longer to be used. So a replica that has such a tier is in the
+//! tree once more, under [`ReplicaId::at_hand`], with what is at hand. Whether it has one must be known before a report begins.
+//!
 //! It does not read reports, nor does it know how they get here: see [`crate::share`].
 
 use super::slab::NONE;
@@ -43,6 +46,8 @@ pub struct Room {
 /// it is in none.
 #[derive(Debug, Default)]
 pub struct Hearing {
+    /// Whether the replica has slower tiers.
+    has_tiers: bool,
     away: HashSet<BlockHash>,
     /// Of these, the ones that are at hand, too.
     both: HashSet<BlockHash>,
@@ -51,6 +56,11 @@ pub struct Hearing {
 }
 
 impl Hearing {
+    /// Of a report that says everything anew.
+    pub fn new(has_tiers: bool) -> Self {
+        Self { has_tiers, ..Self::default() }
+    }
+
     /// Notes that a block is in a tier. `is_held`: in whichever it was.
     fn stored(&mut self, block: BlockHash, tier: Tier, is_held: bool) {
         match tier {
@@ -72,9 +82,9 @@ impl Hearing {
         }
     }
 
-    /// Whether the replica has a slower tier, as far as it has said.
+    /// Whether the replica has a slower tier, as far as was known when its report began.
     pub fn has_tiers(&self) -> bool {
-        !self.away.is_empty()
+        self.has_tiers
     }
 
     /// Before each piece of a report.
@@ -88,6 +98,8 @@ impl Hearing {
 pub struct Sighting {
     /// Whether they are there; else the last of them is not, nor is what follows it.
     pub is_held: bool,
+    /// Whether that is so at hand: there and so held anywhere, or not there but maybe held by a slower tier.
+    pub at_hand: bool,
     /// What they follow.
     pub parent: Option<BlockHash>,
     /// They.
@@ -131,24 +143,31 @@ impl PrefixIndex {
                     self.cut += blocks.len() as u64;
                     return;
                 };
-                if *tier == Tier::Offload || hearing.has_tiers() {
+                if hearing.has_tiers {
                     let held = self.tree.follow(slot, place, blocks);
                     let held = self.depth(held).saturating_sub(self.depth(place));
                     for (at, block) in blocks.iter().enumerate().take(room.most) {
                         hearing.stored(*block, *tier, at < held);
                     }
                 }
-                told.push(self.tree.told(place, blocks));
+                let sighting = self.tree.told(place, blocks, *tier == Tier::Gpu);
                 self.put(slot, room, place, blocks);
+                self.put_at_hand(replica, room, &sighting);
+                told.push(sighting);
             }
             Change::Removed { blocks, tier } => {
+                let before = told.len();
+                let at_hand = self.slots.get(&replica.at_hand()).copied();
+                if let Some(slot) = at_hand.filter(|_| *tier == Tier::Gpu) {
+                    self.tree.remove(slot, blocks, &mut hearing.looked, told);
+                    told.iter_mut().skip(before).for_each(|sighting| sighting.at_hand = true);
+                }
                 let gone: Vec<BlockHash>;
                 let mut blocks = blocks;
-                if *tier == Tier::Offload || hearing.has_tiers() {
+                if hearing.has_tiers {
                     gone = blocks.iter().copied().filter(|b| hearing.removed(*b, *tier)).collect();
                     blocks = &gone;
                 }
-                let before = told.len();
                 self.tree.remove(slot, blocks, &mut hearing.looked, told);
                 for sighting in told.get(before..).unwrap_or_default() {
                     self.lose(replica, sighting.stretch());
@@ -157,29 +176,47 @@ impl PrefixIndex {
         }
     }
 
+    /// Takes in what is at hand of a replica that has slower tiers, if there is a way to it that is.
+    fn put_at_hand(&mut self, replica: ReplicaId, room: Room, sighting: &Sighting) {
+        let slot = self.slots.get(&replica.at_hand()).copied();
+        let Some(slot) = slot.filter(|_| sighting.at_hand) else { return };
+        if let Some((place, new)) = self.way_to(slot, sighting) {
+            let cut = self.cut;
+            self.put(slot, room, place, new);
+            // What there is no room for is counted where all of it is held.
+            self.cut = cut;
+        }
+    }
+
+    /// Where a replica's new blocks begin, and they; `None` where it does not hold what leads to them.
+    fn way_to<'a>(&self, slot: Slot, sighting: &'a Sighting) -> Option<(Place, &'a [BlockHash])> {
+        let (known, new) = sighting.blocks.split_at_checked(sighting.known as usize)?;
+        let from = self.held_place(slot, sighting.parent)?;
+        let place = self.tree.follow(slot, from, known);
+        (self.depth(place) == self.depth(from) + known.len()).then_some((place, new))
+    }
+
     /// Takes in what another index has told.
     pub fn sight(&mut self, replica: ReplicaId, room: Room, sighting: &Sighting) -> Recorded {
         let id = replica.observed();
         let stretch = sighting.stretch();
         if !sighting.is_held {
-            self.lose(id, stretch);
+            self.lose(replica.at_hand(), stretch);
+            if !sighting.at_hand {
+                self.lose(id, stretch);
+            }
             // What was routed there is not waited for any more: it came about, and has been evicted. Where it was routed
             // once more since, that is reported again soon.
             self.lose(replica, stretch);
             return Recorded::Held;
         }
         let slot = self.slot(id);
-        let (known, new) =
-            stretch.blocks.split_at_checked(stretch.known).unwrap_or((&[], stretch.blocks));
-        let place = self.held_place(slot, stretch.parent).and_then(|from| {
-            let place = self.tree.follow(slot, from, known);
-            (self.depth(place) == self.depth(from) + known.len()).then_some(place)
-        });
-        let Some(place) = place else {
-            self.cut += new.len() as u64;
+        let Some((place, new)) = self.way_to(slot, sighting) else {
+            self.cut += sighting.blocks.len().saturating_sub(sighting.known as usize) as u64;
             return Recorded::Orphaned;
         };
         self.put(slot, room, place, new);
+        self.put_at_hand(replica, room, sighting);
         Recorded::Held
     }
 
@@ -210,9 +247,11 @@ impl PrefixIndex {
 
     /// Says anew what a replica that reports has room for.
     pub fn set_room(&mut self, replica: ReplicaId, room: Room) {
-        let slot = self.slots.get(&replica.observed()).copied();
-        if let Some(shadow) = slot.and_then(|slot| self.tree.shadow_mut(slot)) {
-            (shadow.capacity, shadow.stated) = (room.most, room.stated);
+        for id in [replica.observed(), replica.at_hand()] {
+            let slot = self.slots.get(&id).copied();
+            if let Some(shadow) = slot.and_then(|slot| self.tree.shadow_mut(slot)) {
+                (shadow.capacity, shadow.stated) = (room.most, room.stated);
+            }
         }
     }
 
@@ -227,9 +266,13 @@ impl PrefixIndex {
     }
 
     /// A report begins that says everything anew: what was known before is of a cache that is no more, and so is what was
-    /// routed there while the replica reported.
-    pub fn begin_report(&mut self, replica: ReplicaId) {
+    /// routed there while the replica reported. `has_tiers`: some of what it says may be in a slower tier.
+    pub fn begin_report(&mut self, replica: ReplicaId, has_tiers: bool) {
         self.leave(replica.observed());
+        self.leave(replica.at_hand());
+        if has_tiers {
+            self.slot(replica.at_hand());
+        }
         if self.reporting.remove(&replica) {
             self.leave(replica);
         }
@@ -243,9 +286,12 @@ impl PrefixIndex {
         }
     }
 
-    /// Whose reports are complete in the index that this one was taken in from.
-    pub fn go_on_reporting(&mut self, replicas: impl Iterator<Item = ReplicaId>) {
-        for replica in replicas {
+    /// Whose reports are complete in the index that this one was taken in from, and whether they have slower tiers.
+    pub fn go_on_reporting(&mut self, replicas: impl Iterator<Item = (ReplicaId, bool)>) {
+        for (replica, has_tiers) in replicas {
+            if has_tiers {
+                self.slot(replica.at_hand());
+            }
             self.reporting.insert(replica);
             self.slot(replica.observed());
         }
@@ -265,6 +311,7 @@ impl PrefixIndex {
             self.slots.insert(replica, slot);
         }
         self.leave(replica.observed());
+        self.leave(replica.at_hand());
     }
 
     /// Forgets what is known under an identity; its memory is given back with the next records and [`Self::shrink`].
@@ -299,6 +346,12 @@ impl PrefixIndex {
     fn observed_slot(&self, replica: ReplicaId) -> Option<Slot> {
         let is_real = self.hears_reports && replica.real() == replica;
         self.slots.get(&replica.observed()).copied().filter(|_| is_real)
+    }
+
+    /// Where that is of what it reports which it has at hand, if it has slower tiers.
+    pub(super) fn at_hand_slot(&self, replica: ReplicaId) -> Option<Slot> {
+        let is_real = self.hears_reports && replica.real() == replica;
+        self.slots.get(&replica.at_hand()).copied().filter(|_| is_real)
     }
 
     /// By whom a replica's room is judged: itself, where it reports.
@@ -517,17 +570,17 @@ impl Tree {
         (self.block_at(at), lead)
     }
 
-    fn told(&self, place: Place, blocks: &[BlockHash]) -> Sighting {
+    fn told(&self, place: Place, blocks: &[BlockHash], at_hand: bool) -> Sighting {
         let (parent, mut lead) = self.lead(place);
         let known = u32::try_from(lead.len()).unwrap_or(0);
         lead.extend_from_slice(blocks);
-        Sighting { is_held: true, parent, blocks: lead, known }
+        Sighting { is_held: true, at_hand, parent, blocks: lead, known }
     }
 
     fn told_gone(&self, gone: Place) -> Sighting {
         let (parent, mut lead) = self.lead(self.before(gone).unwrap_or(Place::ROOT));
         let known = u32::try_from(lead.len()).unwrap_or(0);
         lead.extend(self.block_at(gone));
-        Sighting { is_held: false, parent, blocks: lead, known }
+        Sighting { is_held: false, at_hand: false, parent, blocks: lead, known }
     }
 }

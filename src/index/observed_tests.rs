@@ -57,13 +57,13 @@ fn what_no_report_has_seen_since_a_reset_is_forgotten_with_what_was_routed() {
     let mut index = PrefixIndex::new();
     index.record(REPLICA, 100, &hashes(&[8, 9]));
     // While the first report comes in, what was known before stands in for it.
-    index.begin_report(REPLICA);
+    index.begin_report(REPLICA, false);
     store(&mut index, 0, &[1, 2]);
     check_overlap(&index, &[8, 9], 2);
     index.complete_report(REPLICA);
     check_overlap(&index, &[8, 9], 0);
     index.record(REPLICA, 100, &hashes(&[8, 9]));
-    index.begin_report(REPLICA);
+    index.begin_report(REPLICA, false);
     check_overlap(&index, &[8, 9], 0);
     check_overlap(&index, &[1, 2], 0);
 }
@@ -71,7 +71,7 @@ fn what_no_report_has_seen_since_a_reset_is_forgotten_with_what_was_routed() {
 #[test]
 fn when_reports_end_the_last_one_is_what_the_shadow_goes_on_from() {
     let mut index = PrefixIndex::new();
-    index.begin_report(REPLICA);
+    index.begin_report(REPLICA, false);
     store(&mut index, 0, &[1, 2, 3]);
     index.complete_report(REPLICA);
     index.end_reports(REPLICA);
@@ -80,7 +80,7 @@ fn when_reports_end_the_last_one_is_what_the_shadow_goes_on_from() {
     index.record(REPLICA, 4, &hashes(&[7, 8, 9]));
     check_overlap(&index, &[1, 2, 3], 1);
     // And takes its place again.
-    index.begin_report(REPLICA);
+    index.begin_report(REPLICA, false);
     store(&mut index, 0, &[7]);
     index.complete_report(REPLICA);
     check_overlap(&index, &[7, 8], 1);
@@ -89,7 +89,7 @@ fn when_reports_end_the_last_one_is_what_the_shadow_goes_on_from() {
 
 #[test]
 fn a_block_is_gone_when_no_tier_has_it() {
-    let (mut index, mut hearing) = (PrefixIndex::new(), Hearing::default());
+    let (mut index, mut hearing) = (PrefixIndex::new(), Hearing::new(true));
     let mut say = |is_stored, from, to, tier: Tier, held| {
         let (parent, blocks) = ((from > 1).then(|| BlockHash(from - 1)), from..=to);
         let mut blocks = hashes(&blocks.collect::<Vec<u64>>());
@@ -116,6 +116,72 @@ fn a_block_is_gone_when_no_tier_has_it() {
     say(true, 3, 3, offload, 3);
     say(false, 3, 3, offload, 2);
     say(false, 1, 2, gpu, 0);
+}
+
+#[test]
+fn what_is_at_hand_is_known_apart_wherever_it_is_told() {
+    let (mut index, mut reader) = (PrefixIndex::new(), PrefixIndex::with_seed(1));
+    let mut hearing = Hearing::new(true);
+    for index in [&mut index, &mut reader] {
+        index.begin_report(REPLICA, true);
+        index.complete_report(REPLICA);
+    }
+    let whole = hashes(&(1..=40).collect::<Vec<u64>>());
+    let blocks = |from: usize, to: usize| whole[from - 1..to].to_vec();
+    let store = |from: usize, to, tier| Change::Stored {
+        parent: (from > 1).then(|| whole[from - 2]),
+        blocks: blocks(from, to),
+        tier,
+    };
+    let remove = |from, to, tier| {
+        let mut blocks = blocks(from, to);
+        blocks.reverse();
+        Change::Removed { blocks, tier }
+    };
+    let check = |index: &PrefixIndex, expected: (usize, usize)| {
+        let overlaps = index.overlaps(&whole);
+        assert_eq!((overlaps.of(REPLICA), overlaps.at_hand(REPLICA)), expected);
+    };
+    let (gpu, offload) = (Tier::Gpu, Tier::Offload);
+    for (change, expected) in [
+        (store(1, 30, gpu), (30, 30)),
+        (store(1, 20, offload), (30, 30)),
+        (remove(11, 30, gpu), (20, 10)),
+        // Behind what is not at hand nothing is.
+        (store(31, 40, gpu), (20, 10)),
+        (store(11, 15, gpu), (20, 15)),
+        (remove(1, 15, gpu), (20, 0)),
+        (store(1, 18, gpu), (20, 18)),
+        (remove(1, 20, offload), (18, 18)),
+        (remove(1, 18, gpu), (0, 0)),
+        (store(1, 5, offload), (5, 0)),
+    ] {
+        let mut told = Vec::new();
+        index.observe(REPLICA, ROOM, &change, &mut hearing, &mut told);
+        for sighting in &told {
+            reader.sight(REPLICA, ROOM, sighting);
+        }
+        check(&index, expected);
+        check(&reader, expected);
+    }
+    // Whoever takes the index over knows it, too.
+    let (mut copy, mut cursor) = (PrefixIndex::with_seed(2), index.cursor());
+    while let Some(run) = index.export(&mut cursor) {
+        copy.import(run);
+    }
+    for id in copy.replicas().collect::<Vec<ReplicaId>>() {
+        let mut settling = Settling::default();
+        while !copy.settle(id, &mut settling) {}
+    }
+    copy.set_room(REPLICA, ROOM);
+    copy.go_on_reporting([(REPLICA, true)].into_iter());
+    check(&copy, (5, 0));
+    // What is routed there is going to be fetched.
+    index.record(REPLICA, 100, &whole[..3]);
+    check(&index, (5, 3));
+    // Without reports nobody knows better.
+    index.end_reports(REPLICA);
+    check(&index, (5, 5));
 }
 
 #[test]

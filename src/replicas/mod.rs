@@ -38,6 +38,9 @@ const IMAGINED: u32 = 1 << 31;
 /// Set in the slot under which what a replica itself reports is known.
 const OBSERVED: u32 = 1 << 30;
 
+/// Set beside it for what of that needs not be fetched from a slower tier.
+const AT_HAND: u32 = 1 << 29;
+
 /// As one number: a decision looks up each replica in three maps, and two halves would take a hasher twice as long.
 impl Hash for ReplicaId {
     fn hash<H: Hasher>(&self, state: &mut H) {
@@ -59,9 +62,20 @@ impl ReplicaId {
         Self { slot: self.slot | OBSERVED, ..self }
     }
 
+    /// The same replica as its reports have it, without what only a slower tier holds. It is one of [`Self::is_observed`].
+    #[must_use]
+    pub fn at_hand(self) -> Self {
+        Self { slot: self.slot | OBSERVED | AT_HAND, ..self }
+    }
+
     /// Whether this is a replica as its reports have it.
     pub fn is_observed(self) -> bool {
         self.slot & OBSERVED != 0
+    }
+
+    /// Whether this is a replica without what only a slower tier holds.
+    pub fn is_at_hand(self) -> bool {
+        self.slot & AT_HAND != 0
     }
 
     /// Whether this is a replica of the imagined world.
@@ -72,7 +86,7 @@ impl ReplicaId {
     /// The replica that there is.
     #[must_use]
     pub fn real(self) -> Self {
-        Self { slot: self.slot & !(IMAGINED | OBSERVED), ..self }
+        Self { slot: self.slot & !(IMAGINED | OBSERVED | AT_HAND), ..self }
     }
 }
 

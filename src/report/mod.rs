@@ -172,6 +172,12 @@ impl Change {
         let (Self::Stored { blocks, .. } | Self::Removed { blocks, .. }) = self;
         blocks
     }
+
+    /// Where.
+    pub fn tier(&self) -> Tier {
+        let (Self::Stored { tier, .. } | Self::Removed { tier, .. }) = self;
+        *tier
+    }
 }
 
 #[cfg(test)]

@@ -307,11 +307,11 @@ impl Decision {
         }
         for candidate in &self.ranked {
             let Candidate { address, overlap_tokens, source, cost, .. } = candidate;
-            let Cost { wait, prefill, stall, decode, pressure, eviction, adapter } = cost;
+            let Cost { wait, prefill, stall, decode, pressure, eviction, adapter, transfer } = cost;
             text.push_str(&format!(
                 "; replica={address}, overlap_tokens={overlap_tokens}, overlap_source={}, cost_s={:.4}, \
                  wait_s={wait:.4}, prefill_s={prefill:.4}, stall_s={stall:.4}, decode_s={decode:.4}, pressure_s={pressure:.4}, \
-                 eviction_s={eviction:.4}, adapter_s={adapter:.4}",
+                 eviction_s={eviction:.4}, adapter_s={adapter:.4}, transfer_s={transfer:.4}",
                 source.as_str(),
                 cost.total()
             ));
@@ -508,6 +508,8 @@ struct Had {
     blocks: usize,
     /// What that saves.
     tokens: u32,
+    /// What of it must be fetched from a slower tier.
+    offloaded: u32,
     source: Source,
     /// What it would evict for the other blocks.
     evicted: Evicted,
@@ -530,7 +532,8 @@ impl<'a> Known<'a> {
         let Some((chain, overlaps)) = all.find(|(chain, _)| chain.block_size() == block_size)
         else {
             let evicted = self.index.would_evict(id, 0);
-            return Had { block_size, blocks: 0, tokens: 0, source: Source::Routed, evicted };
+            let source = Source::Routed;
+            return Had { block_size, blocks: 0, tokens: 0, offloaded: 0, source, evicted };
         };
         let (blocks, evicted) = overlaps.outlook(id);
         let reusable = blocks.min(chain.reusable_blocks());
@@ -539,9 +542,11 @@ impl<'a> Known<'a> {
             Some(observed) if observed >= reusable => Source::Observed,
             Some(_) => Source::Pending,
         };
-        let reusable = u32::try_from(reusable).unwrap_or(u32::MAX);
-        let tokens = reusable.saturating_mul(block_size.get());
-        Had { block_size, blocks, tokens, source, evicted }
+        let tokens = |blocks: usize| {
+            u32::try_from(blocks).unwrap_or(u32::MAX).saturating_mul(block_size.get())
+        };
+        let offloaded = tokens(reusable.saturating_sub(overlaps.at_hand(id)));
+        Had { block_size, blocks, tokens: tokens(reusable), offloaded, source, evicted }
     }
 }
 
@@ -553,7 +558,7 @@ fn weigh<'a>(
     (charge, speed): (&Charge, Speed),
     known: &Known<'_>,
 ) -> Weighed<'a> {
-    let Had { block_size, blocks, tokens, source, evicted } =
+    let Had { block_size, blocks, tokens, offloaded, source, evicted } =
         known.by(config, replica, (request.identity)(replica.id));
     let used = Moment(evicted.used.saturating_mul(1000));
     let load = replica.fresh_load(view.now, config.stale_after);
@@ -563,6 +568,7 @@ fn weigh<'a>(
     let signals = Signals {
         prompt_tokens: f64::from(request.prompt_tokens),
         cached_tokens: f64::from(tokens),
+        offloaded_tokens: f64::from(offloaded),
         answer_limit: request.answer_limit.map(f64::from),
         neighbours: request.neighbours_per_rate * rate,
         in_flight: f64::from(charge.requests),
@@ -613,7 +619,7 @@ mod tests {
     use crate::replicas::strikes::{PassiveHealth, Proof};
     use crate::replicas::{Load, Member};
     use crate::report::{Change, Tier};
-    use crate::tokens::blocks::Chains;
+    use crate::tokens::blocks::{BlockHash, Chains};
 
     pub(super) struct Fleet {
         pub(super) config: RouteConfig,
@@ -777,6 +783,38 @@ mod tests {
         fleet.index.advance(fleet.now.plus(Duration::from_secs(6)));
         fleet.index.shrink(1000);
         assert_eq!(source(&fleet), (480, Source::Observed));
+    }
+
+    #[test]
+    fn what_only_a_slower_tier_holds_is_worth_its_transfer() {
+        let mut fleet = fleet(2);
+        let ids: Vec<ReplicaId> = fleet.table.iter().map(|replica| replica.id).collect();
+        let asked = prompt(1, 1000);
+        let blocks = fleet.ask(&asked).chain.unwrap().hashes().to_vec();
+        let stored = |blocks: &[BlockHash], tier| Change::Stored {
+            parent: None,
+            blocks: blocks.to_vec(),
+            tier,
+        };
+        let room = Room { stated: 999, most: 999 };
+        let mut report = |id: ReplicaId, changes: &[Change], has_tiers| {
+            fleet.index.begin_report(id, has_tiers);
+            let mut hearing = Hearing::new(has_tiers);
+            for change in changes {
+                fleet.index.observe(id, room, change, &mut hearing, &mut Vec::new());
+            }
+            fleet.index.complete_report(id);
+            let decision = fleet.ask(&asked);
+            let chosen = decision.chosen().unwrap();
+            (chosen.id, chosen.overlap_tokens, (chosen.cost.transfer * 100_000.0).round())
+        };
+        let (first, second) = (ids[0], ids[1]);
+        let gpu = stored(&blocks[..20], Tier::Gpu);
+        let offloaded = stored(&blocks[..60], Tier::Offload);
+        // Fetched is sooner there than computed, and at hand is sooner than fetched.
+        assert_eq!(report(first, &[gpu, offloaded], true), (first, 960, 640.0));
+        assert_eq!(report(second, &[stored(&blocks[..58], Tier::Gpu)], false), (first, 960, 640.0));
+        assert_eq!(report(second, &[stored(&blocks[..60], Tier::Gpu)], false), (second, 960, 0.0));
     }
 
     #[test]

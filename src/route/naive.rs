@@ -144,6 +144,8 @@ fn whole<'a>(
     let signals = Signals {
         prompt_tokens: f64::from(prompt_tokens),
         cached_tokens: f64::from(overlap_tokens),
+        // No replica here has a slower tier.
+        offloaded_tokens: 0.0,
         answer_limit: question.answer_limit.map(f64::from),
         neighbours: neighbours_per_rate * rate(config, view, replica),
         in_flight: f64::from(charge.requests),

@@ -370,7 +370,8 @@ impl<S: Store> Link<S> {
         self.standings = standings;
         self.hearings.clear();
         let whole = self.standings.iter().filter(|(_, standing)| standing.is_whole);
-        self.index.go_on_reporting(whole.map(|(replica, _)| *replica));
+        let whole = whole.map(|(replica, standing)| (*replica, standing.has_tiers));
+        self.index.go_on_reporting(whole);
         let gone: Vec<ReplicaId> = self
             .index
             .replicas()

@@ -18,9 +18,9 @@ use super::link::Link;
 use super::log::{Entry, PIECE_BLOCKS};
 use super::records::has_room;
 use super::store::Store;
-use crate::index::{Recorded, Room, Sighting};
+use crate::index::{Hearing, Recorded, Room, Sighting};
 use crate::replicas::{MAX_REPLICA_BLOCKS, MAX_SHADOW_BLOCKS, Moment, ReplicaId, ReplicaTable};
-use crate::report::{Change, Position};
+use crate::report::{Change, Position, Tier};
 use crate::tokens::blocks::BlockHash;
 use std::time::Duration;
 
@@ -50,7 +50,7 @@ pub enum Step {
         to: Position,
         /// Whether that is the end of a report.
         is_last: bool,
-        /// Whether the replica has a slower tier, of which only who hears the reports knows.
+        /// Whether the replica has slower tiers. Which blocks are in more than one, only who hears the reports knows.
         has_tiers: bool,
         /// In this order.
         sightings: Vec<Sighting>,
@@ -180,7 +180,7 @@ impl Update {
         write_position(writer, *to);
         writer.u8(u8::from(*is_last) | u8::from(*has_tiers) << 1);
         writer.list(sightings.iter(), |writer, sighting| {
-            writer.u8(sighting.is_held.into());
+            writer.u8(u8::from(sighting.is_held) | u8::from(sighting.at_hand) << 1);
             writer.option(sighting.parent, |writer, hash| writer.u64(hash.0));
             writer.list(sighting.blocks.iter(), |writer, hash| writer.u64(hash.0));
             writer.u32(sighting.known);
@@ -221,8 +221,10 @@ fn read_position(reader: &mut Reader<'_>) -> Option<Position> {
 }
 
 fn read_sighting(reader: &mut Reader<'_>) -> Option<Sighting> {
+    let flags = reader.u8()?;
     Some(Sighting {
-        is_held: reader.u8()? == 1,
+        is_held: flags & 1 != 0,
+        at_hand: flags & 2 != 0,
         parent: reader.option(|reader| reader.u64().map(BlockHash))?,
         blocks: reader.list(|reader| reader.u64().map(BlockHash))?,
         known: reader.u32()?,
@@ -255,9 +257,9 @@ impl<S: Store> Link<S> {
     /// What a replica's report is to go on from; `None`: it is to say everything.
     pub fn observed_position(&self, replica: ReplicaId) -> Option<Position> {
         let standing = self.standings.get(&replica)?;
-        // Another leader knew what is in which tier.
-        let is_heard = !standing.has_tiers || self.hearings.contains_key(&replica);
-        Some(standing.position).filter(|_| is_heard)
+        // Another leader knew what is in which tier, or none did.
+        let has_tiers = self.hearings.get(&replica).is_some_and(Hearing::has_tiers);
+        Some(standing.position).filter(|_| has_tiers == standing.has_tiers)
     }
 
     /// Takes in a piece of a replica's report, and tells the others. `from`: what it continues; `None`: nothing, and what
@@ -275,10 +277,19 @@ impl<S: Store> Link<S> {
         if !is_next || self.table.by_id(replica).is_none() {
             return;
         }
+        let had_tiers = self.standings.get(&replica).is_some_and(|standing| standing.has_tiers);
+        let names_tiers = changes.iter().any(|change| change.tier() == Tier::Offload);
+        if from.is_some() && names_tiers && !had_tiers {
+            // What is at hand has not been kept apart: it is asked for everything.
+            self.hearings.insert(replica, Hearing::new(true));
+            return;
+        }
         let room = self.room(replica);
         if from.is_none() {
-            self.index.begin_report(replica);
-            self.hearings.remove(&replica);
+            let heard = self.hearings.get(&replica).is_some_and(Hearing::has_tiers);
+            let hearing = Hearing::new(had_tiers || heard || names_tiers);
+            self.index.begin_report(replica, hearing.has_tiers());
+            self.hearings.insert(replica, hearing);
         }
         let hearing = self.hearings.entry(replica).or_default();
         hearing.begin_piece();
@@ -337,7 +348,7 @@ impl<S: Store> Link<S> {
             return true;
         };
         if from.is_none() {
-            self.index.begin_report(replica);
+            self.index.begin_report(replica, next.has_tiers);
         }
         let room = self.room(replica);
         for sighting in sightings {
@@ -396,7 +407,7 @@ mod tests {
     fn sighting(blocks: usize) -> Sighting {
         let is_held = blocks.is_multiple_of(2);
         let blocks = (0..blocks as u64).map(BlockHash).collect();
-        Sighting { is_held, parent: None, blocks, known: 0 }
+        Sighting { is_held, at_hand: is_held, parent: None, blocks, known: 0 }
     }
 
     #[test]

@@ -222,6 +222,28 @@ fn what_only_a_leader_knew_of_tiers_is_asked_for_anew() {
     assert_eq!(envoy.links[1].index().overlap_blocks(replica, &chain(1, 9)), 9);
 }
 
+#[test]
+fn a_tier_that_comes_later_is_heard_of_with_everything_else() {
+    let mut envoy = Envoy::new(2);
+    let replica = envoy.replica(0);
+    let offloaded = Change::Stored { parent: None, blocks: chain(1, 9), tier: Tier::Offload };
+    envoy.observe(0, None, at(7, 1), &[stored(1, 0, 9)]);
+    // Which of its blocks are at hand has not been kept apart, so this cannot be taken in.
+    envoy.observe(0, Some(at(7, 1)), at(7, 2), std::slice::from_ref(&offloaded));
+    assert_eq!(envoy.links[0].observed_position(replica), None);
+    // The next question is answered with everything.
+    envoy.observe(0, None, at(7, 2), &[stored(1, 0, 5), offloaded]);
+    assert_eq!(envoy.links[0].observed_position(replica), Some(at(7, 2)));
+    // Changes of it go on from there.
+    envoy.observe(0, Some(at(7, 2)), at(7, 3), &[removed(1, 3, 5)]);
+    envoy.links[1].refresh(envoy.now);
+    for link in &envoy.links {
+        let chain = chain(1, 9);
+        let overlaps = link.index().overlaps(&chain);
+        assert_eq!((overlaps.of(replica), overlaps.at_hand(replica)), (9, 3));
+    }
+}
+
 /// One replica says all it has, while the others only tick and route.
 fn resync(blocks: u64) {
     const PIECE: u64 = 1 << 10;

@@ -357,7 +357,7 @@ fn a_former_owner_that_wakes_up_hides_nothing_of_the_new_ones() {
 fn told(epoch: u64, from: Option<Position>, to: Position, is_last: bool) -> Entry {
     let first = from.filter(|from| from.generation == to.generation).map_or(0, |from| from.seq);
     let blocks: Vec<BlockHash> = (first + 1..=to.seq).map(BlockHash).collect();
-    let sighting = Sighting { is_held: true, parent: None, blocks, known: 0 };
+    let sighting = Sighting { is_held: true, at_hand: true, parent: None, blocks, known: 0 };
     let (has_tiers, sightings) = (false, vec![sighting]);
     let step = Step::Changed { from, to, is_last, has_tiers, sightings };
     Update { replica: ReplicaId { slot: 0, incarnation: 1 }, epoch, step }.into()

@@ -45,7 +45,7 @@ impl Said {
     /// Tells an index what has changed.
     pub fn tell(&mut self, index: &mut PrefixIndex, replica: usize, id: ReplicaId, blocks: usize) {
         if !index.is_reporting(id) {
-            index.begin_report(id);
+            index.begin_report(id, false);
             index.complete_report(id);
         }
         let events = self.events.get_mut(replica).map(std::mem::take).unwrap_or_default();
@@ -58,7 +58,7 @@ impl Said {
             tell(index, id, room, run.take(), &mut hearing);
             run = self.change(event);
             if run.is_none() {
-                index.begin_report(id);
+                index.begin_report(id, false);
                 index.complete_report(id);
             }
         }
