@@ -15,8 +15,8 @@
 //! 5. [`feedback`] reads the response in passing: what it proves goes back into the index, what it contradicts
 //!    to [`drift`], which says whose prompts are trusted, and how long it took to [`learn`].
 //! 6. [`report`] is what an agent beside an engine says of its cache and load; [`share`] is how the VMs of one Envoy come to
-//!    see the same, and [`metrics`] what they count, by the [`classes`] of requests. [`scaling`] is how many replicas that
-//!    load asks for.
+//!    see the same, and [`metrics`] what they count, in [`series`] and by the [`classes`] of requests. [`scaling`] is how many
+//!    replicas that load asks for.
 //! 7. `shell`, in wasm only, does the host calls; [`loaded`] is what its configurations share, [`headers`] how Envoy writes a request's.
 //!
 //! None of it but the shell has a clock, chance, I/O or globals. `agent` (feature `agent`) makes cache reports of an engine's
@@ -56,6 +56,7 @@ pub mod route;
 pub mod rules;
 pub mod scaling;
 pub mod score;
+pub mod series;
 pub mod share;
 #[cfg(all(target_family = "wasm", not(test), not(feature = "bench")))]
 mod shell;

@@ -1,11 +1,8 @@
-//! The metrics' names, kinds, labels and meanings, and a bound on their series; nothing that counts.
+//! The metrics' names, kinds, labels and meanings; nothing that counts.
 //!
 //! Envoy's wasm metrics have a name only, so labels are written into it (`reason=cold;`) and
 //! taken out again by the bootstrap's `stats_tags`. The README's table is checked against
 //! [`ALL`].
-
-use hashbrown::{Equivalent, HashMap};
-use std::hash::{Hash, Hasher};
 
 /// What kind of number a metric is.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
@@ -73,115 +70,8 @@ impl Metric {
     }
 }
 
-/// Most series a VM has. Envoy keeps a series for good, so labels that take ever new values
-/// (replica addresses) must end somewhere. A full table of replicas has ten each; half of this
-/// would not hold them, and twice as many cost Envoy some megabytes more.
-const MAX_SERIES: usize = 16_384;
-
-/// There are as many series as there may be.
-#[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub struct Full;
-
-/// The ids of the series that a VM has, as Envoy gave them.
-#[derive(Debug, Default)]
-pub struct Series {
-    /// By the name that Envoy knows.
-    ids: HashMap<String, Option<u32>>,
-    /// The same by what the name is made of: a request counts some thirty times, and a name is not made for each.
-    known: HashMap<Made, Option<u32>>,
-}
-
-/// A metric's name and its labels' values, kept.
-#[derive(Debug)]
-struct Made {
-    metric: &'static str,
-    values: Vec<String>,
-}
-
-/// The same, as it is asked for.
-struct Asked<'a> {
-    metric: &'static str,
-    values: &'a [&'a str],
-}
-
-impl Hash for Made {
-    fn hash<H: Hasher>(&self, state: &mut H) {
-        self.metric.hash(state);
-        self.values.iter().for_each(|value| value.hash(state));
-    }
-}
-
-impl PartialEq for Made {
-    fn eq(&self, other: &Self) -> bool {
-        self.metric == other.metric && self.values == other.values
-    }
-}
-
-impl Eq for Made {}
-
-impl Hash for Asked<'_> {
-    fn hash<H: Hasher>(&self, state: &mut H) {
-        self.metric.hash(state);
-        self.values.iter().for_each(|value| value.hash(state));
-    }
-}
-
-impl Equivalent<Made> for Asked<'_> {
-    fn equivalent(&self, made: &Made) -> bool {
-        self.metric == made.metric && made.values == self.values
-    }
-}
-
-impl Series {
-    /// The id of a series, which is defined when it is new. `None` when Envoy would not.
-    ///
-    /// # Errors
-    /// When it is new and there are too many. What counts that is always let in.
-    pub fn id(
-        &mut self,
-        metric: &Metric,
-        labels: &[&str],
-        define: impl FnOnce(Kind, &str) -> Option<u32>,
-    ) -> Result<Option<u32>, Full> {
-        if let Some(id) = self.known.get(&Asked { metric: metric.name, values: labels }) {
-            return Ok(*id);
-        }
-        let id = self.by_name(metric, labels, define)?;
-        // What has no bound is not kept a second time.
-        let is_short = labels.iter().all(|value| value.len() <= MAX_LABEL_CHARS);
-        if is_short && self.known.len() < MAX_SERIES {
-            let values = labels.iter().map(|value| (*value).to_owned()).collect();
-            self.known.insert(Made { metric: metric.name, values }, id);
-        }
-        Ok(id)
-    }
-
-    fn by_name(
-        &mut self,
-        metric: &Metric,
-        labels: &[&str],
-        define: impl FnOnce(Kind, &str) -> Option<u32>,
-    ) -> Result<Option<u32>, Full> {
-        let name = metric.envoy_name(labels);
-        if let Some(id) = self.ids.get(&name) {
-            return Ok(*id);
-        }
-        if self.ids.len() >= MAX_SERIES && *metric != DROPPED_SAMPLES {
-            return Err(Full);
-        }
-        let id = define(metric.kind, &name);
-        self.ids.insert(name, id);
-        Ok(id)
-    }
-
-    /// The id of a series that was defined before.
-    pub fn known(&self, metric: &Metric, labels: &[&str]) -> Option<u32> {
-        self.ids.get(&metric.envoy_name(labels)).copied().flatten()
-    }
-}
-
 /// A label's value is cut here: names come from configurations and addresses, both shorter.
-const MAX_LABEL_CHARS: usize = 128;
+pub(crate) const MAX_LABEL_CHARS: usize = 128;
 
 /// Every request, once.
 pub const REQUESTS: Metric = Metric::counter(
@@ -754,44 +644,6 @@ mod tests {
         let name = REQUESTS.envoy_name(&["a;reason=b c\u{fc}"]);
         assert_eq!(name, "reason=a_reason_b_c_;warmpath_requests_total");
         assert!(REQUESTS.envoy_name(&[&"x".repeat(10_000)]).len() < 200);
-    }
-
-    #[test]
-    fn series_are_defined_once_and_end_somewhere() {
-        let mut series = Series::default();
-        let mut defined = 0;
-        for round in 0..2 {
-            for n in 0..MAX_SERIES + 5 {
-                let address = format!("10.0.0.1:{n}");
-                let id = series.id(&REPLICA_RUNNING, &[&address], |_, _| {
-                    defined += 1;
-                    Some(n as u32)
-                });
-                let expected = if n < MAX_SERIES { Ok(Some(n as u32)) } else { Err(Full) };
-                assert_eq!(id, expected, "round {round}");
-            }
-        }
-        assert_eq!(defined, MAX_SERIES);
-        assert_eq!(series.id(&DROPPED_SAMPLES, &[], |_, _| Some(7)), Ok(Some(7)));
-    }
-
-    #[test]
-    fn values_that_make_one_name_are_one_series() {
-        let mut series = Series::default();
-        let mut names = Vec::new();
-        let long = "x".repeat(MAX_LABEL_CHARS + 1);
-        for (result, id) in [("a b", 0), ("a_b", 0), ("a b", 0), ("ab", 1), (&long, 2), (&long, 2)]
-        {
-            let found = series.id(&PREDICTION, &["m", result], |_, name| {
-                names.push(name.to_owned());
-                Some(names.len() as u32 - 1)
-            });
-            assert_eq!(found, Ok(Some(id)), "{result}");
-        }
-        // Neither values nor metrics run into each other.
-        assert_eq!(series.id(&PREDICTION, &["ma", "b"], |_, _| Some(7)), Ok(Some(7)));
-        assert_eq!(series.id(&PROMPT_COUNT, &["m", "ab"], |_, _| Some(8)), Ok(Some(8)));
-        assert_eq!(series.known.len(), 5);
     }
 
     #[test]

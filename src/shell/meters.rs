@@ -3,8 +3,9 @@
 //! Names and kinds are [`crate::metrics`]'s, sums are Envoy's: only ids are kept here.
 
 use super::host;
-use crate::metrics::{self, Kind, Metric, Series};
+use crate::metrics::{self, Kind, Metric};
 use crate::route::Reason;
+use crate::series::{Full, Series};
 use proxy_wasm::types::MetricType;
 use std::cell::RefCell;
 use std::time::Duration;
@@ -122,7 +123,7 @@ fn id(metric: &Metric, labels: &[&str]) -> Option<u32> {
         let mut series = series.try_borrow_mut().ok()?;
         match series.id(metric, labels, define) {
             Ok(id) => id,
-            Err(metrics::Full) => {
+            Err(Full) => {
                 let dropped = series.id(&metrics::DROPPED_SAMPLES, &[], define).ok().flatten()?;
                 host::increment_metric(dropped, 1);
                 None
