@@ -528,7 +528,7 @@ pub const UNSUPPORTED_TOPOLOGY: Metric = Metric::gauge(
 pub const DROPPED_SAMPLES: Metric = Metric::counter(
     "warmpath_dropped_samples_total",
     &[],
-    "Numbers that were lost because a VM already has 16,384 series",
+    "Numbers that were lost because a VM has as many series as it may have",
 );
 /// Snapshots.
 pub const SNAPSHOTS: Metric = Metric::counter(

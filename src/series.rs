@@ -4,10 +4,18 @@ use crate::metrics::{DROPPED_SAMPLES, Kind, MAX_LABEL_CHARS, Metric};
 use hashbrown::{Equivalent, HashMap};
 use std::hash::{Hash, Hasher};
 
-/// Most series a VM has. Envoy keeps a series for good, so labels that take ever new values
-/// (replica addresses) must end somewhere. A full table of replicas has ten each; half of this
-/// would not hold them, and twice as many cost Envoy some megabytes more.
-const MAX_SERIES: usize = 16_384;
+/// Most series of replicas that a VM has. Envoy keeps a series for good, so labels that take ever new values (replica
+/// addresses) must end somewhere. A full table, all of whose replicas report and have agents, has nearly as many; half
+/// would not hold it, and twice as many cost Envoy some megabytes more.
+const MAX_REPLICA_SERIES: usize = 20_480;
+
+/// Most other series: their labels are names that the configuration gives, and words of the filter's own. As many classes
+/// as may be named have half of it with two models; half would cut those of five short, and twice as many cost Envoy
+/// some megabytes more.
+const MAX_OTHER_SERIES: usize = 12_288;
+
+/// The label by which a series is a replica's.
+const REPLICA: &str = "replica";
 
 /// There are as many series as there may be.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
@@ -18,6 +26,8 @@ pub struct Full;
 pub struct Series {
     /// By the name that Envoy knows.
     ids: HashMap<String, Option<u32>>,
+    /// How many of these are replicas'.
+    of_replicas: usize,
     /// The same by what the name is made of: a request counts some thirty times, and a name is not made for each.
     known: HashMap<Made, Option<u32>>,
 }
@@ -80,7 +90,7 @@ impl Series {
         let id = self.by_name(metric, labels, define)?;
         // What has no bound is not kept a second time.
         let is_short = labels.iter().all(|value| value.len() <= MAX_LABEL_CHARS);
-        if is_short && self.known.len() < MAX_SERIES {
+        if is_short && self.known.len() < MAX_REPLICA_SERIES + MAX_OTHER_SERIES {
             let values = labels.iter().map(|value| (*value).to_owned()).collect();
             self.known.insert(Made { metric: metric.name, values }, id);
         }
@@ -97,11 +107,18 @@ impl Series {
         if let Some(id) = self.ids.get(&name) {
             return Ok(*id);
         }
-        if self.ids.len() >= MAX_SERIES && *metric != DROPPED_SAMPLES {
+        // Those of replicas come and go: whatever they leave, reasons and counts of everything else have their room.
+        let is_replicas = metric.labels.contains(&REPLICA);
+        let is_full = match is_replicas {
+            true => self.of_replicas >= MAX_REPLICA_SERIES,
+            false => self.ids.len() - self.of_replicas >= MAX_OTHER_SERIES,
+        };
+        if is_full && *metric != DROPPED_SAMPLES {
             return Err(Full);
         }
         let id = define(metric.kind, &name);
         self.ids.insert(name, id);
+        self.of_replicas += usize::from(is_replicas);
         Ok(id)
     }
 
@@ -114,25 +131,57 @@ impl Series {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::metrics::{PREDICTION, PROMPT_COUNT, REPLICA_RUNNING};
+    use crate::metrics::{ALL, PREDICTION, PROMPT_COUNT, REPLICA_RUNNING};
+    use crate::replicas::MAX_REPLICAS;
 
     #[test]
     fn series_are_defined_once_and_end_somewhere() {
+        for (metric, most) in
+            [(&REPLICA_RUNNING, MAX_REPLICA_SERIES), (&PREDICTION, MAX_OTHER_SERIES)]
+        {
+            let mut series = Series::default();
+            let mut defined = 0;
+            for round in 0..2 {
+                for n in 0..most + 5 {
+                    let value = format!("10.0.0.1:{n}");
+                    let id = series.id(metric, &["c", &value], |_, _| {
+                        defined += 1;
+                        Some(n as u32)
+                    });
+                    let expected = if n < most { Ok(Some(n as u32)) } else { Err(Full) };
+                    assert_eq!(id, expected, "round {round}");
+                }
+            }
+            assert_eq!(defined, most);
+            assert_eq!(series.id(&DROPPED_SAMPLES, &[], |_, _| Some(7)), Ok(Some(7)));
+        }
+    }
+
+    /// Every metric of a replica, of as many replicas as there can be.
+    #[test]
+    fn a_full_table_of_replicas_loses_no_sample_and_leaves_room_for_what_is_not_theirs() {
         let mut series = Series::default();
-        let mut defined = 0;
-        for round in 0..2 {
-            for n in 0..MAX_SERIES + 5 {
-                let address = format!("10.0.0.1:{n}");
-                let id = series.id(&REPLICA_RUNNING, &[&address], |_, _| {
-                    defined += 1;
-                    Some(n as u32)
-                });
-                let expected = if n < MAX_SERIES { Ok(Some(n as u32)) } else { Err(Full) };
-                assert_eq!(id, expected, "round {round}");
+        let mut ask = |metric: &Metric, values: &[&str]| series.id(metric, values, |_, _| Some(1));
+        let of_replicas = || ALL.iter().filter(|metric| metric.labels.contains(&REPLICA));
+        assert!(of_replicas().count() >= 18);
+        for n in 0..MAX_REPLICAS {
+            let address = format!("10.0.{}.{}:8000", n / 256, n % 256);
+            for metric in of_replicas() {
+                assert_eq!(metric.labels, ["cluster", REPLICA], "{}", metric.name);
+                assert_eq!(ask(metric, &["replicas", &address]), Ok(Some(1)), "{}", metric.name);
             }
         }
-        assert_eq!(defined, MAX_SERIES);
-        assert_eq!(series.id(&DROPPED_SAMPLES, &[], |_, _| Some(7)), Ok(Some(7)));
+        // And then newcomers, until there is no room for more of them.
+        let full = (0..MAX_REPLICA_SERIES)
+            .find(|n| ask(&REPLICA_RUNNING, &["replicas", &n.to_string()]) == Err(Full));
+        assert!(full.is_some());
+        for metric in ALL.iter().filter(|metric| !metric.labels.contains(&REPLICA)) {
+            for n in 0..40 {
+                let values = vec![format!("value {n}"); metric.labels.len()];
+                let values: Vec<&str> = values.iter().map(String::as_str).collect();
+                assert_eq!(ask(metric, &values), Ok(Some(1)), "{}", metric.name);
+            }
+        }
     }
 
     #[test]

@@ -155,7 +155,7 @@ const POLICIES: &[(&str, Policy)] = &[
     (Policy::RoundRobin.as_str(), Policy::RoundRobin),
 ];
 
-/// Each has some ten series per model and VM, of which there are not more than 16,384 in all.
+/// Each has some ten series per model and VM, of which there are not more than 12,288 in all but replicas'.
 const MAX_CLASS_NAMES: usize = 256;
 
 /// Every option: path, default as JSON (empty: required; `-`: absent), and unit. The README's
