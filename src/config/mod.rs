@@ -6,6 +6,7 @@
 
 mod cache_report;
 mod fields;
+mod left;
 mod models;
 mod scaling;
 
@@ -18,6 +19,7 @@ use crate::score::CostConfig;
 use crate::share::LAYOUT;
 pub use cache_report::{AgentConfig, CacheReportConfig};
 use fields::{Fields, shown};
+pub use left::Left;
 pub use models::ModelConfig;
 use serde_json::Value;
 use std::fmt;

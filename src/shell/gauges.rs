@@ -10,7 +10,7 @@ use super::reports::Reports;
 use super::seat::Seat;
 use super::trust::Trust;
 use crate::charge::Charges;
-use crate::config::Config;
+use crate::config::{Config, Left};
 use crate::drift::Kind;
 use crate::learn::Speed;
 use crate::metrics::{self, Metric};
@@ -97,8 +97,24 @@ impl Gauges {
         Self { config, seat, reported: Vec::new() }
     }
 
-    /// Goes on for another configuration that names the same clusters.
+    /// Goes on for another configuration that names the same clusters, and takes back what it does not ask for.
     pub fn reconfigure(&mut self, config: Rc<Config>, seat: Rc<Seat>) {
+        let Left { cache_report, scaling, models } = self.config.left_by(&config);
+        let replicas =
+            || self.reported.iter().map(|(cluster, address)| [cluster.as_str(), address]);
+        if cache_report {
+            for cluster in self.config.clusters.iter().map(|cluster| cluster.name.as_str()) {
+                clear_agents(cluster);
+            }
+            for labels in replicas() {
+                meters::clear(&metrics::REPLICA_OBSERVED, &labels);
+                meters::clear(&metrics::REPLICA_CACHE_REPORT_AGE, &labels);
+            }
+        }
+        if scaling {
+            replicas().for_each(|labels| meters::clear(&metrics::REPLICA_DRAIN_RANK, &labels));
+        }
+        models.into_iter().for_each(trust_again);
         self.config = config;
         self.seat = seat;
     }
@@ -191,8 +207,7 @@ impl Gauges {
         if !self.seat.is_newest() {
             return;
         }
-        for model in &self.config.models {
-            let name = model.names.first().map_or("", String::as_str);
+        for (model, name) in self.config.models.iter().zip(self.config.shown_models()) {
             for kind in Kind::ALL {
                 let is_trusted = trust.is_trusted(model.identity(), kind);
                 meters::record(&metrics::MODEL_TRUSTED, &[name, kind.as_str()], is_trusted.into());
@@ -216,11 +231,22 @@ impl Gauges {
                 HEALTH.iter().for_each(|(_, label)| {
                     meters::clear(&metrics::REPLICAS, &[cluster, label]);
                 });
-                Standing::LABELS.iter().for_each(|state| {
-                    meters::clear(&metrics::AGENTS, &[cluster, state]);
-                });
+                clear_agents(cluster);
             }
         }
+        // Another configuration that has the model tells with its next tick what is so.
+        self.config.shown_models().for_each(trust_again);
+    }
+}
+
+fn clear_agents(cluster: &str) {
+    Standing::LABELS.iter().for_each(|state| meters::clear(&metrics::AGENTS, &[cluster, state]));
+}
+
+/// A model that is not routed for is not distrusted either: an alert that fired for it ends.
+fn trust_again(model: &str) {
+    for kind in Kind::ALL {
+        meters::put_back(&metrics::MODEL_TRUSTED, &[model, kind.as_str()], 1);
     }
 }
 

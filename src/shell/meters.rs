@@ -112,9 +112,14 @@ pub fn time<T>(callback: &str, act: impl FnOnce() -> T) -> T {
 
 /// Sets a gauge to 0, if this VM ever set it.
 pub fn clear(metric: &Metric, labels: &[&str]) {
+    put_back(metric, labels, 0);
+}
+
+/// Sets a gauge to what it stands at where there is nothing to tell, if this VM ever set it.
+pub fn put_back(metric: &Metric, labels: &[&str], value: u64) {
     let known = SERIES.with(|series| series.try_borrow().ok()?.known(metric, labels));
     if let Some(id) = known {
-        host::record_metric(id, 0);
+        host::record_metric(id, value);
     }
 }
 
