@@ -138,6 +138,11 @@ impl Asked {
         let load = self.loads.get(at).copied().flatten()?;
         (self.replicas > 0).then(|| load / f64::from(self.replicas))
     }
+
+    /// The same in percent. 0 where nobody tells: what was told last must not stand, since an alert goes by it.
+    pub fn percent(&self, signal: Signal) -> u64 {
+        self.pressure(signal).map_or(0, |pressure| (pressure * 100.0) as u64)
+    }
 }
 
 /// Adds up what the replicas of a cluster have. `late`: how many first tokens came late of so many.

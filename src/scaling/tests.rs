@@ -82,8 +82,8 @@ fn a_signal_that_nobody_tells_is_not_missing() {
     let silent = Seen { report: Some((0, None)), ..seen(0.35, 0.0, 0, 0.0) };
     let asked = asked(&ScalingConfig::default(), &[silent; 4], None);
     assert_eq!((asked.at_least, asked.at_most, asked.missing), (2, 2, 0));
-    assert_eq!(asked.pressure(Signal::Kv), None);
-    assert_eq!(asked.pressure(Signal::Prefill), Some(0.5));
+    assert_eq!((asked.pressure(Signal::Kv), asked.percent(Signal::Kv)), (None, 0));
+    assert_eq!((asked.pressure(Signal::Prefill), asked.percent(Signal::Prefill)), (Some(0.5), 50));
 }
 
 /// Plays one load after another, each for so many seconds, one look a second: what was recommended at the end of each.
@@ -170,4 +170,15 @@ fn a_gateway_that_begins_takes_no_replica_away_for_a_while() {
     assert_eq!(take(1, 8, 1..2), Some(Some(8)));
     assert_eq!(take(8, 8, 2..300), Some(Some(8)));
     assert_eq!(take(8, 8, 300..302), Some(Some(2)));
+}
+
+#[test]
+fn a_signal_that_nobody_tells_any_more_does_not_stand() {
+    let config = ScalingConfig::default();
+    let told = asked(&config, &[seen(0.9, 3.0, 9, 0.9); 2], Some((50.0, 100.0)));
+    assert!(Signal::ALL.iter().all(|signal| told.percent(*signal) > 100), "{told:?}");
+    let silent = asked(&config, &[unheard(0.0); 2], None);
+    let nobody = asked(&config, &[], None);
+    assert!(Signal::ALL.iter().all(|signal| silent.percent(*signal) == 0), "{silent:?}");
+    assert!(Signal::ALL.iter().all(|signal| nobody.percent(*signal) == 0), "{nobody:?}");
 }

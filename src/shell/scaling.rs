@@ -155,10 +155,8 @@ impl Cluster {
         meters::record(&metrics::SCALING_UNHEARD, &[name], asked.missing.into());
         meters::record(&metrics::SCALING_BACKLOG, &[name], (asked.backlog_s * 1e3) as u64);
         for signal in Signal::ALL {
-            if let Some(pressure) = asked.pressure(signal) {
-                let labels = [name, signal.as_str()];
-                meters::record(&metrics::SCALING_PRESSURE, &labels, (pressure * 100.0) as u64);
-            }
+            let labels = [name, signal.as_str()];
+            meters::record(&metrics::SCALING_PRESSURE, &labels, asked.percent(signal));
         }
         let drainable: Vec<Drainable> = serving
             .iter()
