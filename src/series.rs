@@ -1,8 +1,9 @@
-//! The series that a VM has in Envoy: their ids, and a bound on their number; no value of any.
+//! The series that a VM has in Envoy: their ids, a bound on their number, and whose turn it is to be told; no value of any.
 
 use crate::metrics::{DROPPED_SAMPLES, Kind, MAX_LABEL_CHARS, Metric};
 use hashbrown::{Equivalent, HashMap};
 use std::hash::{Hash, Hasher};
+use std::ops::Range;
 
 /// Most series of replicas that a VM has. Envoy keeps a series for good, so labels that take ever new values (replica
 /// addresses) must end somewhere. A full table, all of whose replicas report and have agents, has nearly as many; half
@@ -128,6 +129,23 @@ impl Series {
     }
 }
 
+/// Goes through a list some at a time, over and over: what is told of each replica takes longer the more there are.
+#[derive(Debug, Default)]
+pub struct Round {
+    next: usize,
+}
+
+impl Round {
+    /// Which of so many have their turn, at most `most` of them. The list may change meanwhile: who comes in front of what
+    /// was told has its turn with the next round.
+    pub fn turn(&mut self, all: usize, most: usize) -> Range<usize> {
+        let start = if self.next < all { self.next } else { 0 };
+        let end = all.min(start + most);
+        self.next = if end < all { end } else { 0 };
+        start..end
+    }
+}
+
 #[cfg(test)]
 mod tests {
     use super::*;
@@ -182,6 +200,26 @@ mod tests {
                 assert_eq!(ask(metric, &values), Ok(Some(1)), "{}", metric.name);
             }
         }
+    }
+
+    #[test]
+    fn everybody_has_a_turn_and_no_turn_is_long() {
+        let mut round = Round::default();
+        // As many as fit have theirs each time.
+        assert_eq!(
+            [8, 8, 100, 0, 3].map(|all| round.turn(all, 100)),
+            [0..8, 0..8, 0..100, 0..0, 0..3]
+        );
+        for all in [101, 250, 1024] {
+            let mut round = Round::default();
+            let turns: Vec<Range<usize>> = (0..11).map(|_| round.turn(all, 100)).collect();
+            assert!(turns.iter().all(|turn| (1..=100).contains(&turn.len())), "{turns:?}");
+            let told: std::collections::BTreeSet<usize> = turns.into_iter().flatten().collect();
+            assert_eq!(told.len(), all);
+        }
+        // Of a list that has become shorter than where it was.
+        let mut round = Round::default();
+        assert_eq!((round.turn(300, 100), round.turn(50, 100)), (0..100, 0..50));
     }
 
     #[test]

@@ -17,7 +17,8 @@ use crate::metrics::{self, Metric};
 use crate::replicas::agents::Standing;
 use crate::replicas::strikes::Strikes;
 use crate::replicas::{Health, Moment, Replica, ReplicaId, ReplicaTable};
-use hashbrown::HashMap;
+use crate::series::Round;
+use hashbrown::{HashMap, HashSet};
 use std::rc::Rc;
 
 /// Every gauge of one replica.
@@ -40,6 +41,10 @@ const OF_REPLICA: [&Metric; 17] = [
     &metrics::REPLICA_OBSERVED,
     &metrics::REPLICA_CACHE_REPORT_AGE,
 ];
+
+/// Replicas whose gauges are told on a tick, each by up to 16 calls to Envoy: a millisecond or so. A full table has its
+/// turn within 1.1 s; halved, that is longer than who scrapes takes for now; doubled, so is the leader's tick.
+const REPLICAS_PER_TICK: usize = 100;
 
 const HEALTH: [(Health, &str); 3] = [
     (Health::Healthy, "healthy"),
@@ -90,11 +95,13 @@ pub struct Gauges {
     seat: Rc<Seat>,
     /// Clusters and addresses of the replicas whose gauges may not be 0.
     reported: Vec<(String, String)>,
+    /// Whose turn it is.
+    round: Round,
 }
 
 impl Gauges {
     pub fn new(config: Rc<Config>, seat: Rc<Seat>) -> Self {
-        Self { config, seat, reported: Vec::new() }
+        Self { config, seat, reported: Vec::new(), round: Round::default() }
     }
 
     /// Goes on for another configuration that names the same clusters, and takes back what it does not ask for.
@@ -119,87 +126,69 @@ impl Gauges {
         self.seat = seat;
     }
 
-    fn spoken_for(&self, table: &ReplicaTable) -> Vec<(String, String)> {
-        let clusters: Vec<&str> = self.config.clusters.iter().map(|c| c.name.as_str()).collect();
-        let ours: Vec<&str> =
-            clusters.into_iter().filter(|cluster| self.seat.speaks_for(cluster)).collect();
-        let replicas = table.iter().filter(|replica| ours.contains(&replica.cluster.as_str()));
-        replicas.map(|replica| (replica.cluster.clone(), replica.address.clone())).collect()
+    /// The clusters whose gauges are this root's to move.
+    fn ours<'a>(&self, config: &'a Config) -> Vec<&'a str> {
+        let clusters = config.clusters.iter().map(|cluster| cluster.name.as_str());
+        clusters.filter(|cluster| self.seat.speaks_for(cluster)).collect()
     }
 
     /// Takes over from a leader that has reported this table.
     pub fn take_over(&mut self, table: &ReplicaTable) {
-        for replica in self.spoken_for(table) {
-            if !self.reported.contains(&replica) {
-                self.reported.push(replica);
+        let config = Rc::clone(&self.config);
+        for (cluster, address) in of(table, &self.ours(&config)).map(names) {
+            if !self.reported.iter().any(|(c, a)| c == cluster && a == address) {
+                self.reported.push((cluster.to_owned(), address.to_owned()));
             }
         }
     }
 
+    /// Tells what there is, of replicas some at a time; `reports`: where agents are asked.
     pub fn report(
         &mut self,
         link: &Link,
         table: &ReplicaTable,
         findings: &mut Findings,
+        reports: Option<&Reports>,
         now: Moment,
     ) {
+        let config = Rc::clone(&self.config);
+        let ours = self.ours(&config);
         findings.topology.retain(|id, _| table.by_id(*id).is_some());
-        let spoken_for = self.spoken_for(table);
-        if spoken_for != self.reported {
-            for (cluster, address) in &self.reported {
-                if !spoken_for.iter().any(|(c, a)| c == cluster && a == address) {
-                    clear_replica(cluster, address);
-                }
-            }
-            self.reported = spoken_for;
-        }
+        self.clear_gone(table, &ours);
         if self.seat.is_newest() {
             let (alive, ready) = link.count_vms();
             meters::record(&metrics::VMS, &["all"], alive);
             meters::record(&metrics::VMS, &["ready"], ready);
         }
+        for cluster in &ours {
+            report_cluster(table, findings, cluster);
+            if let Some(reports) = reports {
+                report_standings(table, reports, cluster);
+            }
+        }
+        let turn = self.round.turn(self.reported.len(), REPLICAS_PER_TICK);
         let (charges, strikes) = (link.all_charges(now), link.all_strikes());
-        for cluster in self.config.clusters.iter().map(|cluster| cluster.name.as_str()) {
-            if !self.seat.speaks_for(cluster) {
-                continue;
-            }
-            let unplaced = findings.unplaced.get(cluster).copied().unwrap_or_default();
-            meters::record(&metrics::UNPLACED_REPLICAS, &[cluster], unplaced as u64);
-            for (kind, count) in findings.unsupported(table, cluster) {
-                meters::record(&metrics::UNSUPPORTED_TOPOLOGY, &[cluster, kind], count);
-            }
-            for (health, label) in HEALTH {
-                let replicas = table.in_cluster(cluster);
-                let count = replicas.filter(|replica| replica.health == health).count();
-                meters::record(&metrics::REPLICAS, &[cluster, label], count as u64);
-            }
-            for replica in table.in_cluster(cluster) {
-                report_replica(link, replica, &charges, &strikes, now);
+        for replica in of(table, &ours).skip(turn.start).take(turn.len()) {
+            report_replica(link, replica, &charges, &strikes, now);
+            if let Some(reports) = reports {
+                report_agent(link, reports, replica, now);
             }
         }
     }
 
-    /// Tells what agents report.
-    pub fn report_agents(&self, link: &Link, table: &ReplicaTable, reports: &Reports, now: Moment) {
-        for cluster in self.config.clusters.iter().map(|cluster| cluster.name.as_str()) {
-            if !self.seat.speaks_for(cluster) {
-                continue;
-            }
-            let counts = reports.standings(table, cluster);
-            for state in Standing::LABELS {
-                let count = counts.get(state).copied().unwrap_or_default();
-                meters::record(&metrics::AGENTS, &[cluster, state], count);
-            }
-            for replica in table.in_cluster(cluster) {
-                let labels = [cluster, replica.address.as_str()];
-                let observed = link.index().observed_blocks(replica.id) as u64;
-                meters::record(&metrics::REPLICA_OBSERVED, &labels, observed);
-                if let Some(heard) = reports.last_heard(replica.id) {
-                    let age = now.since(heard);
-                    meters::record_ms(&metrics::REPLICA_CACHE_REPORT_AGE, &labels, age);
-                }
+    fn clear_gone(&mut self, table: &ReplicaTable, ours: &[&str]) {
+        let reported = self.reported.iter().map(|(c, a)| (c.as_str(), a.as_str()));
+        if of(table, ours).map(names).eq(reported) {
+            return;
+        }
+        let stays: HashSet<(&str, &str)> = of(table, ours).map(names).collect();
+        for (cluster, address) in &self.reported {
+            if !stays.contains(&(cluster.as_str(), address.as_str())) {
+                clear_replica(cluster, address);
             }
         }
+        let owned = |(cluster, address): (&str, &str)| (cluster.to_owned(), address.to_owned());
+        self.reported = of(table, ours).map(names).map(owned).collect();
     }
 
     /// Tells which prompts are matched.
@@ -236,6 +225,45 @@ impl Gauges {
         }
         // Another configuration that has the model tells with its next tick what is so.
         self.config.shown_models().for_each(trust_again);
+    }
+}
+
+/// The replicas of these clusters, in the table's order.
+fn of<'a>(table: &'a ReplicaTable, clusters: &'a [&str]) -> impl Iterator<Item = &'a Replica> {
+    table.iter().filter(|replica| clusters.contains(&replica.cluster.as_str()))
+}
+
+fn names(replica: &Replica) -> (&str, &str) {
+    (&replica.cluster, &replica.address)
+}
+
+fn report_cluster(table: &ReplicaTable, findings: &Findings, cluster: &str) {
+    let unplaced = findings.unplaced.get(cluster).copied().unwrap_or_default();
+    meters::record(&metrics::UNPLACED_REPLICAS, &[cluster], unplaced as u64);
+    for (kind, count) in findings.unsupported(table, cluster) {
+        meters::record(&metrics::UNSUPPORTED_TOPOLOGY, &[cluster, kind], count);
+    }
+    for (health, label) in HEALTH {
+        let replicas = table.in_cluster(cluster);
+        let count = replicas.filter(|replica| replica.health == health).count();
+        meters::record(&metrics::REPLICAS, &[cluster, label], count as u64);
+    }
+}
+
+fn report_standings(table: &ReplicaTable, reports: &Reports, cluster: &str) {
+    let counts = reports.standings(table, cluster);
+    for state in Standing::LABELS {
+        let count = counts.get(state).copied().unwrap_or_default();
+        meters::record(&metrics::AGENTS, &[cluster, state], count);
+    }
+}
+
+fn report_agent(link: &Link, reports: &Reports, replica: &Replica, now: Moment) {
+    let labels = [replica.cluster.as_str(), replica.address.as_str()];
+    let observed = link.index().observed_blocks(replica.id) as u64;
+    meters::record(&metrics::REPLICA_OBSERVED, &labels, observed);
+    if let Some(heard) = reports.last_heard(replica.id) {
+        meters::record_ms(&metrics::REPLICA_CACHE_REPORT_AGE, &labels, now.since(heard));
     }
 }
 

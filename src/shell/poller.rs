@@ -147,10 +147,8 @@ impl Poller {
             return;
         }
         self.leading = confirmed;
-        self.gauges.report(link, &self.table, &mut self.findings, now);
-        if self.config.cache_report.is_some() {
-            self.gauges.report_agents(link, &self.table, &self.reports, now);
-        }
+        let reports = self.config.cache_report.as_ref().map(|_| &self.reports);
+        self.gauges.report(link, &self.table, &mut self.findings, reports, now);
         self.gauges.report_trust(trust);
         self.scaler.report(link, &self.table, now);
     }
