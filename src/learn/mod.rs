@@ -233,6 +233,15 @@ impl Lessons {
         answers.is_new = true;
     }
 
+    /// Forgets how long answers took, as where their work was counted in another way. How predictions came out is as
+    /// true as before.
+    pub fn forget_speeds(&mut self) {
+        for answers in self.by_replica.values_mut() {
+            answers.points.clear();
+            answers.is_new = true;
+        }
+    }
+
     /// Drops replicas that are no more, and brings what was learned of the others up to date. Whether anything changed.
     pub fn settle(&mut self, now: Moment, table: &ReplicaTable) -> bool {
         let before = self.by_replica.len();

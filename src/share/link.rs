@@ -34,6 +34,8 @@ pub struct LinkConfig {
     pub default_capacity_blocks: u32,
     /// Whether replicas are as fast as their answers show, or as configured.
     pub learns_rates: bool,
+    /// How work is counted: tokens at which attention costs as much as the rest, and those assumed of others' requests.
+    pub work: (f64, f64),
 }
 
 /// What happened since it was last asked.
@@ -165,12 +167,16 @@ impl<S: Store> Link<S> {
         }
     }
 
-    /// Goes on by another configuration of the same fingerprint. What was learned by the former one's formula is not
-    /// this one's.
+    /// Goes on by another configuration of the same fingerprint. What was learned stays, unless work is counted in
+    /// another way from now on.
     pub fn reconfigure(&mut self, config: LinkConfig) {
-        self.config = config;
-        self.lessons = Lessons::default();
-        self.lessons_version += 1;
+        let before = std::mem::replace(&mut self.config, config);
+        if before.work != config.work {
+            self.lessons.forget_speeds();
+        }
+        if !config.learns_rates {
+            self.rates = Rates::default();
+        }
     }
 
     /// This VM's number.
@@ -661,6 +667,7 @@ pub(in crate::share) mod tests {
         recent_half_life: Duration::from_secs(5),
         default_capacity_blocks: 1 << 19,
         learns_rates: true,
+        work: (100_000.0, 512.0),
     };
 
     type Values = BTreeMap<String, (Vec<u8>, u32)>;
@@ -980,6 +987,39 @@ pub(in crate::share) mod tests {
     /// How many reads, and of how many bytes together.
     fn sum(reads: &[(String, usize)]) -> (usize, usize) {
         (reads.len(), reads.iter().map(|(_, bytes)| bytes).sum())
+    }
+
+    #[test]
+    fn an_update_keeps_what_was_learned_unless_work_is_counted_otherwise() {
+        let mut envoy = Envoy::new(2);
+        let replica = envoy.replica(0);
+        for n in 0..20u32 {
+            let work = f64::from(1000 + 500 * n);
+            let answered = Answered {
+                first_token: Duration::from_secs_f64(work / 5000.0),
+                work,
+                ..Answered::default()
+            };
+            envoy.links[1].answered(replica, &answered, envoy.now);
+        }
+        envoy.links[1].compared(replica, 4000, 4000);
+        let evidence = |envoy: &Envoy| envoy.links[0].all_evidence().get(&replica).copied();
+        let samples = |envoy: &mut Envoy, config: LinkConfig| {
+            envoy.links.iter_mut().for_each(|link| link.reconfigure(config));
+            (0..3).for_each(|_| envoy.tick());
+            [0, 1].map(|vm: usize| envoy.links[vm].rates().of(replica).samples)
+        };
+        assert_eq!(samples(&mut envoy, CONFIG), [20, 20]);
+        let compared = evidence(&envoy);
+        assert!(compared.is_some());
+        let other = LinkConfig { recent_half_life: Duration::from_secs(9), ..CONFIG };
+        assert_eq!(samples(&mut envoy, other), [20, 20]);
+        // As configured, and as learned once more.
+        assert_eq!(samples(&mut envoy, LinkConfig { learns_rates: false, ..CONFIG }), [0, 0]);
+        assert_eq!(samples(&mut envoy, CONFIG), [20, 20]);
+        let other = LinkConfig { work: (50_000.0, 512.0), ..CONFIG };
+        assert_eq!(samples(&mut envoy, other), [0, 0]);
+        assert_eq!(evidence(&envoy), compared);
     }
 
     #[test]

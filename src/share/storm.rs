@@ -378,6 +378,7 @@ const CONFIG: LinkConfig = LinkConfig {
     recent_half_life: Duration::from_secs(5),
     default_capacity_blocks: 1 << 20,
     learns_rates: true,
+    work: (100_000.0, 512.0),
 };
 
 impl Vm {

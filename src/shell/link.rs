@@ -46,11 +46,13 @@ pub fn link(config: &Config) -> Link {
 
 /// What a configuration says to the link.
 pub fn config(config: &Config) -> LinkConfig {
+    let cost = &config.route.cost;
     LinkConfig {
         fingerprint: config.fingerprint(),
-        recent_half_life: config.route.cost.recent_half_life,
+        recent_half_life: cost.recent_half_life,
         default_capacity_blocks: config.default_capacity_blocks,
         learns_rates: config.learn_rates,
+        work: (cost.attention_tokens, cost.mean_uncached_tokens),
     }
 }
 

@@ -473,6 +473,7 @@ fn links(data: &[u8]) {
         recent_half_life: Duration::from_secs(5),
         default_capacity_blocks: 600,
         learns_rates: true,
+        work: (100_000.0, 512.0),
     };
     let mut table = ReplicaTable::default();
     let members = ["10.0.0.1:80", "10.0.0.2:80", "[::1]:80"]
