@@ -36,6 +36,8 @@ pub struct LinkConfig {
     pub learns_rates: bool,
     /// How work is counted: tokens at which attention costs as much as the rest, and those assumed of others' requests.
     pub work: (f64, f64),
+    /// Whether a second policy's choices are imagined beside those that are made.
+    pub imagines: bool,
 }
 
 /// What happened since it was last asked.
@@ -62,6 +64,11 @@ const BLOCKS_PER_REFRESH: usize = 16 << 10;
 
 /// Blocks evicted on one tick where a capacity has shrunk: some milliseconds.
 const SHRUNK_PER_TICK: usize = 8 << 10;
+
+/// How long what a second policy's caches would hold is kept behind the last of its choices, where the latest configuration
+/// has none. Halved, it is sooner lost where another listener has one and little traffic; doubled, so is its memory longer
+/// held after an update.
+const IMAGINED_FOR: Duration = Duration::from_secs(60);
 
 /// Another VM.
 pub(super) struct Peer {
@@ -123,6 +130,8 @@ pub struct Link<S> {
     /// The last version of a table that this VM wrote.
     table_version: u64,
     pub(super) index: PrefixIndex,
+    /// When something was last recorded of an imagined replica.
+    pub(super) imagined_at: Moment,
     /// Whether a log was overwritten before it was read.
     pub(super) overtaken: bool,
     pub(super) catch_up: CatchUp,
@@ -161,6 +170,7 @@ impl<S: Store> Link<S> {
             table_marks: Marks::default(),
             table_version: 0,
             index: PrefixIndex::with_seed(vm),
+            imagined_at: Moment::default(),
             overtaken: false,
             catch_up: CatchUp::default(),
             counts: Counts::default(),
@@ -218,11 +228,20 @@ impl<S: Store> Link<S> {
         self.refresh(now);
         self.catch_up(now);
         self.learn(now);
+        self.forget_imagined(now);
         self.index.shrink(SHRUNK_PER_TICK);
         self.charges.forget_idle(now, self.config.recent_half_life);
         let (all, table) = (self.all_strikes(), &self.table);
         self.strikes.forget(&all, now, |replica| table.by_id(replica).is_some());
         self.publish(now);
+    }
+
+    /// Gives up what nobody imagines any more.
+    fn forget_imagined(&mut self, now: Moment) {
+        let is_over = !self.config.imagines && now.since(self.imagined_at) >= IMAGINED_FOR;
+        if is_over && self.index.replicas().any(ReplicaId::is_imagined) {
+            self.index.retain(|replica| !replica.is_imagined());
+        }
     }
 
     fn keep_slot(&mut self, now: Moment) {
@@ -668,6 +687,7 @@ pub(in crate::share) mod tests {
         default_capacity_blocks: 1 << 19,
         learns_rates: true,
         work: (100_000.0, 512.0),
+        imagines: true,
     };
 
     type Values = BTreeMap<String, (Vec<u8>, u32)>;
@@ -916,6 +936,40 @@ pub(in crate::share) mod tests {
         let table = ReplicaTable::default();
         envoy.links[0].take_table(table);
         assert_eq!(envoy.links[0].index().overlap_blocks(imagined, &blocks), 0);
+    }
+
+    #[test]
+    fn what_nobody_imagines_any_more_is_given_up() {
+        let mut envoy = Envoy::new(2);
+        let (replica, blocks) = (envoy.replica(0), prompt_blocks(7));
+        let imagined = replica.imagined();
+        envoy.route(1, 0, 7);
+        envoy.links[1].record(Record::of(Fate::Held, imagined, &blocks, 0));
+        envoy.tick();
+        let held = |envoy: &Envoy, id| {
+            [0, 1].map(|vm: usize| envoy.links[vm].index().overlap_blocks(id, &blocks))
+        };
+        let pass = |envoy: &mut Envoy, seconds| {
+            envoy.now = envoy.now.plus(Duration::from_secs(seconds));
+            envoy.tick();
+        };
+        // While it is configured it stays, whatever the pause.
+        pass(&mut envoy, 3600);
+        assert_eq!(held(&envoy, imagined), [blocks.len(); 2]);
+        // And while some other listener's requests are still imagined.
+        for link in &mut envoy.links {
+            link.reconfigure(LinkConfig { imagines: false, ..CONFIG });
+        }
+        for _ in 0..10 {
+            envoy.links[1].record(Record::of(Fate::Held, imagined, &blocks, 0));
+            envoy.links[1].publish(envoy.now);
+            pass(&mut envoy, 20);
+            assert_eq!(held(&envoy, imagined), [blocks.len(); 2]);
+        }
+        pass(&mut envoy, 60);
+        assert_eq!(held(&envoy, imagined), [0; 2]);
+        assert_eq!(held(&envoy, replica), [blocks.len(); 2]);
+        assert!(envoy.links.iter().all(|link| !link.index().replicas().any(|id| id.is_imagined())));
     }
 
     #[test]

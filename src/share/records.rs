@@ -38,6 +38,9 @@ impl<S: Store> Link<S> {
 
     /// Blocks that are sent somewhere are not there at once.
     fn note(&mut self, record: &Record) {
+        if record.replica.is_imagined() {
+            self.imagined_at = self.now;
+        }
         let first = record.blocks.get(record.known as usize);
         if let Some(first) = first.filter(|_| record.fate == Fate::Held) {
             self.pending.began(record.replica, *first, self.now);

@@ -379,6 +379,7 @@ const CONFIG: LinkConfig = LinkConfig {
     default_capacity_blocks: 1 << 20,
     learns_rates: true,
     work: (100_000.0, 512.0),
+    imagines: true,
 };
 
 impl Vm {

@@ -53,6 +53,7 @@ pub fn config(config: &Config) -> LinkConfig {
         default_capacity_blocks: config.default_capacity_blocks,
         learns_rates: config.learn_rates,
         work: (cost.attention_tokens, cost.mean_uncached_tokens),
+        imagines: config.shadow.is_some(),
     }
 }
 

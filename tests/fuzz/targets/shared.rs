@@ -474,6 +474,7 @@ fn links(data: &[u8]) {
         default_capacity_blocks: 600,
         learns_rates: true,
         work: (100_000.0, 512.0),
+        imagines: false,
     };
     let mut table = ReplicaTable::default();
     let members = ["10.0.0.1:80", "10.0.0.2:80", "[::1]:80"]
