@@ -530,6 +530,12 @@ pub const DROPPED_SAMPLES: Metric = Metric::counter(
     &[],
     "Numbers that were lost because a VM has as many series as it may have",
 );
+/// Bounds that were reached.
+pub const NO_ROOM: Metric = Metric::counter(
+    "warmpath_no_room_total",
+    &["kind"],
+    "What is not shared or remembered for want of room, by its kind: routing goes on without it",
+);
 /// Snapshots.
 pub const SNAPSHOTS: Metric = Metric::counter(
     "warmpath_snapshots_total",
@@ -622,6 +628,7 @@ pub const ALL: &[Metric] = &[
     OBSERVED_CONTRADICTED,
     SNAPSHOTS,
     UNSUPPORTED_TOPOLOGY,
+    NO_ROOM,
     DROPPED_SAMPLES,
     HOST_ERRORS,
 ];

@@ -53,6 +53,10 @@ pub struct Counts {
     pub cut: u64,
     /// Writes that the store refused.
     pub refused: u64,
+    /// Requests of a VM without a slot: no other counts them in flight.
+    pub unshared: u64,
+    /// Records that reach no other VM, since too much waits for a slot.
+    pub unlogged: u64,
     /// What became of snapshots.
     pub snapshots: SnapshotCounts,
 }
@@ -511,6 +515,7 @@ impl<S: Store> Link<S> {
 
     /// Charges a request that is being sent.
     pub fn charge(&mut self, replica: ReplicaId, uncached: u64, now: Moment) {
+        self.counts.unshared += u64::from(self.own.is_none() && !replica.is_imagined());
         self.charges.start(replica, uncached, now, self.config.recent_half_life);
     }
 
@@ -1074,6 +1079,32 @@ pub(in crate::share) mod tests {
         let other = LinkConfig { work: (50_000.0, 512.0), ..CONFIG };
         assert_eq!(samples(&mut envoy, other), [0, 0]);
         assert_eq!(evidence(&envoy), compared);
+    }
+
+    #[test]
+    fn a_vm_that_finds_no_slot_routes_and_counts_what_it_does_not_share() {
+        let mut envoy = Envoy::new(2);
+        (2..=MAX_VM_SLOTS).for_each(|_| envoy.start());
+        (0..2).for_each(|_| envoy.tick());
+        let replica = envoy.replica(0);
+        let (last, now) = (MAX_VM_SLOTS as usize, envoy.now);
+        assert!(envoy.links[last - 1].slot().is_some() && envoy.links[last].slot().is_none());
+        for vm in [0, last] {
+            let link = &mut envoy.links[vm];
+            // From their first tick on, that is.
+            link.take_counts();
+            link.charge(replica, 100, now);
+            link.charge(replica.imagined(), 100, now);
+            for prompt in 0..1010 {
+                link.record(Record::of(Fate::Held, replica, &[BlockHash(prompt)], 0));
+            }
+        }
+        let counts = [0, last].map(|vm| {
+            let Counts { unshared, unlogged, .. } = envoy.links[vm].take_counts();
+            (unshared, unlogged)
+        });
+        assert_eq!(counts, [(0, 0), (1, 10)]);
+        assert_eq!(envoy.links[last].all_charges(now).of(replica).requests, 1);
     }
 
     #[test]

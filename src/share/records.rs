@@ -32,6 +32,8 @@ impl<S: Store> Link<S> {
         self.apply_record(&record);
         if has_room(&self.unlogged) {
             self.unlogged.extend(record.pieces().into_iter().map(Entry::from));
+        } else {
+            self.counts.unlogged += 1;
         }
         self.log();
     }

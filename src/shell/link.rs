@@ -80,6 +80,9 @@ impl Link {
         meters::add(&metrics::OBSERVED_GAPS, &[], counts.gaps);
         meters::add(&metrics::OBSERVED_CUT, &[], counts.cut);
         meters::add(&metrics::HOST_ERRORS, &[], counts.refused);
+        // They begin at 0, so that a rate over them has a beginning.
+        meters::add(&metrics::NO_ROOM, &["slot"], counts.unshared);
+        meters::add(&metrics::NO_ROOM, &["record"], counts.unlogged);
         let snapshots = counts.snapshots;
         for (result, count) in [
             ("written", snapshots.written),
