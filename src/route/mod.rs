@@ -242,8 +242,13 @@ pub struct Decision {
     pub reason: Reason,
     /// Best first, at most [`MAX_RANKED`]; empty leaves the choice to Envoy.
     pub ranked: Vec<Candidate>,
-    /// The prompt's blocks at the chosen replica's block size; `None` when its tokens are unknown.
+    /// The prompt's blocks at the chosen replica's block size; `None` when its tokens are unknown, or when there is no room
+    /// to keep them.
     pub chain: Option<Chain>,
+    /// Whether the choice went by them.
+    pub is_matched: bool,
+    /// Of a prompt whose end is not known, the tokens that are.
+    pub known_tokens: Option<usize>,
     /// The prompt's tokens, or the guess.
     pub prompt_tokens: u32,
     /// Replicas that might have been chosen but for their failures.
@@ -266,6 +271,8 @@ impl Decision {
             reason,
             ranked: Vec::new(),
             chain: None,
+            is_matched: false,
+            known_tokens: None,
             prompt_tokens: 0,
             suspended: 0,
             rivals: Rivals::default(),
@@ -299,8 +306,8 @@ impl Decision {
     pub fn explain(&self) -> String {
         let mut text =
             format!("reason={}, prompt_tokens={}", self.reason.as_str(), self.prompt_tokens);
-        if let Some(chain) = self.chain.as_ref().filter(|chain| chain.is_open()) {
-            text.push_str(&format!(", known_tokens={}", chain.token_count()));
+        if let Some(known) = self.known_tokens {
+            text.push_str(&format!(", known_tokens={known}"));
         }
         if self.suspended > 0 {
             text.push_str(&format!(", suspended={}", self.suspended));
@@ -403,9 +410,12 @@ fn choose(
     let chain = chosen.and_then(|chosen| known.chain(chosen.block_size)).cloned();
     let reason = reason(question, chosen, chain.as_ref(), rivals.overlap_tokens);
     let ranked = ranked.iter().filter_map(|at| weighed.get(*at));
+    let open = chain.as_ref().filter(|chain| chain.is_open());
     Decision {
         reason,
         ranked: ranked.map(|weighed| weighed.candidate(&config.cost)).collect(),
+        is_matched: chain.is_some(),
+        known_tokens: open.map(Chain::token_count),
         chain,
         prompt_tokens,
         suspended: suspended.len(),

@@ -116,7 +116,19 @@ fn decide(config: &RouteConfig, view: &View<'_>, question: &Question<'_>) -> Dec
     };
     let ranked = all.into_iter().take(3).map(|whole| whole.candidate).collect();
     let suspended = suspended.len();
-    Decision { reason, ranked, chain, prompt_tokens, suspended, rivals, retry_after_s: None }
+    let is_matched = chain.is_some();
+    let known_tokens = chain.as_ref().filter(|chain| chain.is_open()).map(Chain::token_count);
+    Decision {
+        reason,
+        ranked,
+        chain,
+        is_matched,
+        known_tokens,
+        prompt_tokens,
+        suspended,
+        rivals,
+        retry_after_s: None,
+    }
 }
 
 fn rate(config: &RouteConfig, view: &View<'_>, replica: &Replica) -> f64 {

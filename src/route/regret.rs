@@ -119,8 +119,7 @@ impl Decision {
     /// What it lost. `None` where that cannot be told: the prompt was not known, the choice was Envoy's, or nothing was
     /// heard of how it went.
     pub fn regret(&self, config: &RouteConfig, turnout: &Turnout) -> Option<Regret> {
-        let chosen = self.chosen()?;
-        self.chain.as_ref()?;
+        let chosen = self.chosen().filter(|_| self.is_matched)?;
         let Turnout { cached_tokens, first_token, is_elsewhere } = *turnout;
         if cached_tokens.is_none() && (first_token.is_none() || is_elsewhere) {
             return None;
@@ -332,6 +331,14 @@ mod tests {
         let fleet = holders(&[(500, 0), (0, 0)]);
         let known = fleet.ask(&prompt(1, TOKENS));
         assert_eq!(known.regret(&fleet.config, &Turnout::default()), None);
+        // Of a prompt whose blocks there was no room for all the same is known that counts here.
+        let dropped = Decision { chain: None, ..known.clone() };
+        assert!(known.chain.is_some());
+        assert_eq!(
+            dropped.regret(&fleet.config, &turnout(10)),
+            known.regret(&fleet.config, &turnout(10))
+        );
+        assert_eq!(dropped.explain(), known.explain());
         let unknown = PromptKnowledge::Unknown { reason: Reason::NoPrompt, estimated_tokens: 9 };
         let unknown = fleet.decide(unknown, 0);
         assert_eq!(unknown.regret(&fleet.config, &turnout(0)), None);

@@ -2,6 +2,8 @@
 //!
 //! It holds none of them: it counts their blocks, and says when there is no room for more.
 
+use super::meters;
+use crate::metrics;
 use crate::tokens::blocks::Chain;
 use std::cell::Cell;
 
@@ -23,6 +25,7 @@ impl Kept {
         let blocks = chain.as_ref().map_or(0, |chain| chain.hashes().len());
         let total = KEPT.get().saturating_add(blocks);
         if total > MAX_KEPT_BLOCKS {
+            meters::add(&metrics::NO_ROOM, &["prompt"], 1);
             *chain = None;
             return Self(0);
         }

@@ -389,7 +389,7 @@ impl Routed {
         neighbours: u32,
         now: Moment,
     ) -> &'static str {
-        let chosen = self.decision.chosen().filter(|_| self.decision.chain.is_some());
+        let chosen = self.decision.chosen().filter(|_| self.decision.is_matched);
         let prompt = self.prompt.as_ref().filter(|prompt| prompt.usage_is_comparable);
         let (Some(chosen), Some(_)) = (chosen, prompt) else { return "unknown" };
         if self.is_retried || self.served_elsewhere {
@@ -535,7 +535,7 @@ impl Routed {
         let regret = self.decision.regret(&shared.config.route, &turnout);
         let reason = match &regret {
             Some(regret) => regret.main().map_or("none", Loss::as_str),
-            None if self.decision.chain.is_some() => "untold",
+            None if self.decision.is_matched => "untold",
             None => "unknown_prompt",
         };
         meters::add(&metrics::REGRET_REQUESTS, &[reason], 1);
