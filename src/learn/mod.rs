@@ -105,6 +105,8 @@ pub struct Answered {
     pub neighbours: f64,
     /// Requests that others had on any of the replicas when it was sent, as far as those report.
     pub foreign: f64,
+    /// Whether the replica had to load its adapter first.
+    pub loads_adapter: bool,
 }
 
 /// What became of an [`Answered`].
@@ -114,6 +116,8 @@ pub enum Lesson {
     Taken,
     /// No engine behaves like that: not taken.
     Absurd,
+    /// It waited for an adapter, which says nothing of how fast prompts are computed: not taken.
+    Adapter,
 }
 
 impl Lesson {
@@ -122,6 +126,7 @@ impl Lesson {
         match self {
             Self::Taken => "taken",
             Self::Absurd => "absurd",
+            Self::Adapter => "adapter",
         }
     }
 }
@@ -201,6 +206,9 @@ impl Lessons {
         let is_sane = is_sane && work.is_finite() && work >= 0.0 && work / seconds <= MAX_RATE;
         if !is_sane || !expected_s.is_finite() || !answered.neighbours.is_finite() {
             return Lesson::Absurd;
+        }
+        if answered.loads_adapter {
+            return Lesson::Adapter;
         }
         let gaps = answered.answer_tokens.saturating_sub(1);
         let tells = answered.rest < LONGEST && answered.foreign <= MOST_FOREIGN;

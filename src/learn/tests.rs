@@ -47,6 +47,22 @@ fn check(found: Option<f64>, expected: f64) {
 }
 
 #[test]
+fn who_loads_adapters_does_not_seem_slow() {
+    let (table, ids) = fleet(2);
+    let mut lessons = taught(&table, ids[0], 40, 5000.0);
+    for n in 0..40 {
+        lessons.take(ids[1], &answered(n, 5000.0), at(0));
+        let first_token = Duration::from_secs(2);
+        let loading = Answered { first_token, loads_adapter: true, ..answered(n, 5000.0) };
+        assert_eq!(lessons.take(ids[1], &loading, at(0)), Lesson::Adapter);
+    }
+    lessons.settle(at(0), &table);
+    let rates = Rates::merged(lessons.learned(), &table, at(0));
+    check(rates.of(ids[1]).prefill_tokens_per_s, 5000.0);
+    assert_eq!(rates.of(ids[1]).samples, 40);
+}
+
+#[test]
 fn rate_base_and_decode_are_those_of_the_answers() {
     let (table, ids) = fleet(1);
     let rates = Rates::merged(taught(&table, ids[0], 40, 5000.0).learned(), &table, at(0));

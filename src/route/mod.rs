@@ -193,6 +193,13 @@ pub struct Candidate {
     signals: Signals,
 }
 
+impl Candidate {
+    /// Whether the request's adapter must be loaded there first.
+    pub fn loads_adapter(&self) -> bool {
+        self.signals.loads_adapter
+    }
+}
+
 /// One replica while all are compared: what is only wanted of the few that are ranked is still to be had from it.
 #[derive(Debug)]
 struct Weighed<'a> {

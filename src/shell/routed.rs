@@ -411,7 +411,7 @@ impl Routed {
         let told = told.map(|told| told.work(cost));
         let answered = Answered {
             first_token: began.since(self.sent),
-            expected_s: chosen.cost.wait + chosen.cost.prefill,
+            expected_s: chosen.cost.first_token(),
             // What the engine says it computed, where it does.
             work: told.unwrap_or(chosen.work),
             queued: chosen.queued,
@@ -419,6 +419,7 @@ impl Routed {
             answer_tokens: answer_tokens(feedback),
             neighbours: f64::from(neighbours_then + neighbours) / 2.0,
             foreign: self.decision.foreign(),
+            loads_adapter: chosen.loads_adapter(),
         };
         shared.fleet.link.answered(self.replica, &answered, now).as_str()
     }

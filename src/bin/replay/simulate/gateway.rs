@@ -177,13 +177,14 @@ impl Gateway {
         });
         let answered = Answered {
             first_token: began.since(flight.sent),
-            expected_s: chosen.cost.wait + chosen.cost.prefill,
+            expected_s: chosen.cost.first_token(),
             work: told.map_or(chosen.work, |told| told.work(&self.route.cost)),
             queued: chosen.queued,
             rest: now.since(began),
             answer_tokens: ended.answer_tokens,
             neighbours: f64::from(neighbours_then + neighbours) / 2.0,
             foreign: flight.decision.foreign(),
+            loads_adapter: chosen.loads_adapter(),
         };
         self.lessons.take(chosen.id, &answered, now);
     }
