@@ -241,6 +241,8 @@ impl Member {
 pub struct ReplicaTable {
     /// Places; an empty one keeps its incarnation so that the next tenant gets another.
     slots: Vec<Slot>,
+    /// How many of them have a tenant.
+    tenants: usize,
 }
 
 #[derive(Debug, Clone, PartialEq, Default)]
@@ -275,10 +277,15 @@ impl ReplicaTable {
         let replica = self.by_id(id);
         let stated =
             replica.and_then(|replica| replica.capacity_blocks).unwrap_or(default) as usize;
-        let share = MAX_SHADOW_BLOCKS / self.slots.len().max(1);
-        let stated = stated.min(share).min(MAX_REPLICA_BLOCKS);
+        let stated = stated.min(self.most_blocks());
         // Below a block nothing is predicted, and so nothing is ever found to be there after all.
         (stated as f64 * replica.map_or(1.0, |replica| replica.shadow_share)).ceil() as usize
+    }
+
+    /// Most blocks that are remembered of a replica, whatever it says: an equal share of [`MAX_SHADOW_BLOCKS`] for each
+    /// that there is, within [`MAX_REPLICA_BLOCKS`].
+    pub fn most_blocks(&self) -> usize {
+        (MAX_SHADOW_BLOCKS / self.tenants.max(1)).min(MAX_REPLICA_BLOCKS)
     }
 
     /// Notes how much of its stated capacity a replica seems to have.
@@ -353,6 +360,7 @@ impl ReplicaTable {
                 }
             }
         }
+        self.tenants = self.iter().count();
         unplaced
     }
 
@@ -425,7 +433,9 @@ impl ReplicaTable {
             .into_iter()
             .map(|(incarnation, replica)| Slot { incarnation, replica })
             .collect();
-        Self { slots }
+        let mut table = Self { slots, tenants: 0 };
+        table.tenants = table.iter().count();
+        table
     }
 }
 
@@ -468,6 +478,13 @@ mod tests {
         table.set_members("c", &many);
         let sum: usize = table.iter().map(|replica| table.shadow_blocks(replica.id, 1 << 26)).sum();
         assert!(sum <= MAX_SHADOW_BLOCKS, "{sum}");
+        // Places that are empty again have no share, here or where the table is read.
+        table.set_members("c", &[member("0:1"), member("1000:1")]);
+        assert_eq!(table.places().count(), MAX_REPLICAS);
+        let copy = table.places().map(|(number, replica)| (number, replica.cloned())).collect();
+        for table in [&table, &ReplicaTable::from_places(copy)] {
+            assert_eq!(table.shadow_blocks(id(table, "1000:1"), 1 << 26), MAX_REPLICA_BLOCKS);
+        }
     }
 
     #[test]

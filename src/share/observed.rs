@@ -19,7 +19,7 @@ use super::log::{Entry, PIECE_BLOCKS};
 use super::records::has_room;
 use super::store::Store;
 use crate::index::{Hearing, Recorded, Room, Sighting};
-use crate::replicas::{MAX_REPLICA_BLOCKS, MAX_SHADOW_BLOCKS, Moment, ReplicaId, ReplicaTable};
+use crate::replicas::{Moment, ReplicaId, ReplicaTable};
 use crate::report::{Change, Position, Tier};
 use crate::tokens::blocks::BlockHash;
 use std::time::Duration;
@@ -248,8 +248,7 @@ impl Standing {
 /// What a replica can hold: as much as it says, and no more than its share of what a VM remembers.
 pub(super) fn room(table: &ReplicaTable, replica: ReplicaId, default: u32) -> Room {
     let stated = table.by_id(replica).and_then(|replica| replica.capacity_blocks);
-    let share = MAX_SHADOW_BLOCKS / table.places().count().max(1);
-    Room { stated: stated.unwrap_or(default) as usize, most: share.min(MAX_REPLICA_BLOCKS) }
+    Room { stated: stated.unwrap_or(default) as usize, most: table.most_blocks() }
 }
 
 /// What replicas say of themselves.
