@@ -465,7 +465,8 @@ fn serving<'a>(
 }
 
 /// Those of the first priority that has any which is not suspended, and those that are. Where all
-/// are, it is not theirs alone, and being refused by a replica is no worse than being refused here.
+/// are, it is not theirs alone, and being refused by a replica is no worse than being refused here:
+/// then nobody is left out for it.
 fn unsuspended<'a>(
     view: &View<'_>,
     serving: Vec<&'a Replica>,
@@ -473,9 +474,11 @@ fn unsuspended<'a>(
     let (mut candidates, mut suspended) = (serving, Vec::new());
     if !view.strikes.is_empty() {
         let bars = |replica: &&Replica| view.strikes.of(replica.id).bars(view.now);
-        let free: Vec<&Replica>;
-        (suspended, free) = candidates.iter().copied().partition(bars);
-        candidates = if free.is_empty() { candidates } else { free };
+        let (barred, free): (Vec<&Replica>, Vec<&Replica>) =
+            candidates.iter().copied().partition(bars);
+        if !free.is_empty() {
+            (candidates, suspended) = (free, barred);
+        }
     }
     let first = candidates.iter().map(|replica| replica.priority).min().unwrap_or(0);
     candidates.retain(|replica| replica.priority == first);

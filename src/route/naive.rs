@@ -60,7 +60,8 @@ fn decide(config: &RouteConfig, view: &View<'_>, question: &Question<'_>) -> Dec
     }
     let bars = |replica: &&Replica| view.strikes.of(replica.id).bars(view.now);
     let (suspended, free): (Vec<&Replica>, Vec<&Replica>) = able.iter().copied().partition(bars);
-    let mut able = if free.is_empty() { able } else { free };
+    let (mut able, suspended) =
+        if free.is_empty() { (able, Vec::new()) } else { (free, suspended) };
     let priority = able.iter().map(|replica| replica.priority).min().unwrap();
     able.retain(|replica| replica.priority == priority);
 

@@ -318,6 +318,21 @@ mod tests {
     }
 
     #[test]
+    fn where_all_are_suspended_nothing_is_lost_to_it() {
+        let mut fleet = holders(&[(500, 0), (100, 0)]);
+        let (config, none) = (PassiveHealth::default(), Strikes::default());
+        for slot in 0..2 {
+            let id = id(&fleet, slot);
+            fleet.strikes.failed(&config, &none, id, Proof::Proven, fleet.now, fleet.now);
+        }
+        let decision = fleet.ask(&prompt(1, TOKENS));
+        assert_eq!((decision.suspended, decision.ranked.len()), (0, 2), "{}", decision.explain());
+        check(&fleet, turnout(8000), &[], &[]);
+        // It is the chosen one's own claim that was stale, and the other's that was passed over.
+        check(&fleet, turnout(0), &[(Loss::StaleClaim, 1600)], &[(Loss::StaleClaim, 0.2)]);
+    }
+
+    #[test]
     fn an_answer_from_elsewhere_lost_what_was_chosen_for() {
         let fleet = holders(&[(500, 0), (0, 0)]);
         let elsewhere = Turnout { is_elsewhere: true, ..turnout(0) };
