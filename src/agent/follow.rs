@@ -11,7 +11,7 @@ use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use std::time::Duration;
 use tokio::net::TcpListener;
 use tokio::sync::{Notify, Semaphore, mpsc};
-use tokio::time::{sleep, timeout};
+use tokio::time::{Instant, sleep, timeout};
 
 /// Between attempts to connect: an engine takes tens of seconds to start, and its first batches wait for the replay.
 const RETRY: Duration = Duration::from_millis(250);
@@ -29,11 +29,19 @@ const MOST_QUIET: Duration = Duration::from_secs(16);
 /// Peers that introduce themselves at the same time.
 const MAX_INTRODUCTIONS: usize = 8;
 
+/// How often it is said why a batch could not be read: the rest is counted.
+const COMPLAINT_INTERVAL: Duration = Duration::from_secs(60);
+
+/// Characters of that: it quotes what the engine sent.
+const MAX_COMPLAINT: usize = 200;
+
 /// A rank that several tasks look at.
 pub struct Followed {
     /// The number by which it is asked for.
     pub number: u32,
     rank: Mutex<Rank>,
+    /// When the next complaint is due.
+    complaint_due: Mutex<Option<Instant>>,
     /// Told when the rank may want a replay.
     pub wake: Notify,
 }
@@ -41,12 +49,39 @@ pub struct Followed {
 impl Followed {
     /// Nobody follows it yet.
     pub fn new(number: u32, rank: Rank) -> Self {
-        Self { number, rank: Mutex::new(rank), wake: Notify::new() }
+        let complaint_due = Mutex::new(None);
+        Self { number, rank: Mutex::new(rank), complaint_due, wake: Notify::new() }
     }
 
     /// The rank. Nothing may be awaited meanwhile.
     pub fn rank(&self) -> MutexGuard<'_, Rank> {
         self.rank.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+
+    /// Takes a frame, of a replay or live. What is to be said of it.
+    fn take(&self, frame: Frame<'_>, is_replayed: bool, now: Instant) -> Option<String> {
+        let mut rank = self.rank();
+        if is_replayed {
+            rank.take_replayed(frame);
+        } else {
+            // While a rank waits for a replay, what comes live comes again with it.
+            let _: Effect = rank.take(frame);
+        }
+        let problem = rank.take_junk()?;
+        let mut due = self.complaint_due.lock().unwrap_or_else(PoisonError::into_inner);
+        if due.is_some_and(|due| now < due) {
+            return None;
+        }
+        *due = Some(now + COMPLAINT_INTERVAL);
+        let problem: String = problem.chars().take(MAX_COMPLAINT).collect();
+        let number = self.number;
+        Some(format!("rank {number}: events that cannot be read, and all is forgotten: {problem}"))
+    }
+}
+
+fn complain(complaint: Option<String>) {
+    if let Some(complaint) = complaint {
+        eprintln!("warmpath-agent: {complaint}");
     }
 }
 
@@ -165,8 +200,7 @@ async fn hear_one(
         };
         quiet = QUIET;
         if let Some(frame) = Frame::parse(&message) {
-            // While a rank waits for a replay, what comes live comes again with it.
-            let _: Effect = followed.rank().take(frame);
+            complain(followed.take(frame, false, Instant::now()));
         } else {
             followed.rank().take_foreign();
         }
@@ -214,12 +248,47 @@ fn frame(followed: &Followed, message: &[Vec<u8>]) -> bool {
     match Frame::parse(message) {
         Some(frame) if frame.seq == Frame::END && frame.payload.is_empty() => false,
         Some(frame) => {
-            followed.rank().take_replayed(frame);
+            complain(followed.take(frame, true, Instant::now()));
             true
         }
         None => {
             followed.rank().take_foreign();
             true
         }
+    }
+}
+
+#[cfg(test)]
+#[cfg(feature = "demo")]
+mod tests {
+    use super::super::cache::Names;
+    use super::super::rank::RankConfig;
+    use super::*;
+
+    #[test]
+    fn why_a_batch_cannot_be_read_is_said_once_a_minute() {
+        let followed = Followed::new(
+            3,
+            Rank::new(RankConfig {
+                names: Names::default(),
+                block_tokens: None,
+                most_blocks: 1,
+                history_bytes: 1,
+                rank: None,
+                seed: 1,
+            }),
+        );
+        followed.rank().connected();
+        followed.rank().begin_replay();
+        let began = Instant::now();
+        let said = |seconds: u64, seq: u64| {
+            let frame = Frame { seq, payload: b"no batch" };
+            followed.take(frame, true, began + Duration::from_secs(seconds))
+        };
+        let first = said(0, 0).unwrap();
+        assert!(first.starts_with("rank 3: events that cannot be read"), "{first}");
+        assert_eq!([said(1, 1), said(59, 2)], [None, None]);
+        assert!(said(60, 3).is_some());
+        assert_eq!(followed.rank().happened().junk, 4);
     }
 }
