@@ -17,7 +17,7 @@
 //! 6. [`report`] is what an agent beside an engine says of its cache and load; [`share`] is how the VMs of one Envoy come to
 //!    see the same, and [`metrics`] what they count, in [`series`] and by the [`classes`] of requests. [`scaling`] is how many
 //!    replicas that load asks for.
-//! 7. `shell`, in wasm only, does the host calls; [`loaded`] is what its configurations share, [`headers`] how Envoy writes a request's.
+//! 7. `shell`, in wasm only, does the host calls; [`loaded`] is what its configurations share, [`headers`] how Envoy writes a request's, [`secret`] what opens explanations.
 //!
 //! None of it but the shell has a clock, chance, I/O or globals. `agent` (feature `agent`) makes cache reports of an engine's
 //! events. `mock` (feature `demo`) is a
@@ -56,6 +56,7 @@ pub mod route;
 pub mod rules;
 pub mod scaling;
 pub mod score;
+pub mod secret;
 pub mod series;
 pub mod share;
 #[cfg(all(target_family = "wasm", not(test), not(feature = "bench")))]

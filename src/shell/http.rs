@@ -13,6 +13,7 @@ use crate::headers::Headers;
 use crate::metrics;
 use crate::request::{self, Api};
 use crate::route::Reason;
+use crate::secret;
 use proxy_wasm::traits::{Context, HttpContext};
 use proxy_wasm::types::Action;
 use std::cell::RefCell;
@@ -79,9 +80,9 @@ impl Stream {
 
     fn take_explain_header(&mut self, headers: &Headers) {
         let Some(Some(explain)) = self.with(|shared| shared.config.explain.clone()) else { return };
-        let ExplainConfig { request_header, secret } = explain;
+        let ExplainConfig { request_header, secret: configured } = explain;
         if let Some(value) = headers.get(&request_header) {
-            self.wants_explain = value == secret.as_bytes();
+            self.wants_explain = secret::is_same(value, configured.as_bytes());
             host::remove_request_header(&request_header);
         }
     }
