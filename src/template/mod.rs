@@ -56,7 +56,8 @@ const FUEL: u64 = 500_000;
 /// most: 16,000 of one word took 46 ms natively and twice that in Envoy. Halved, agents of a thousand steps are near it.
 const MAX_MESSAGES: usize = 5_000;
 
-/// Bytes of text in a chat's tools. Templates write them as JSON, a character at a time: 4 MB took 33 ms natively.
+/// Bytes of text in a chat's tools. Templates write them as JSON: 4 MB take up to 33 ms natively, where each
+/// character is escaped.
 const MAX_TOOL_BYTES: usize = 1 << 20;
 
 /// Bytes one rendering may write: four times the largest body that Envoy is configured to hold for us.

@@ -330,7 +330,17 @@ impl Dumps {
 
     fn text(&self, out: &mut String, text: &str) {
         out.push('"');
-        for c in text.chars() {
+        let mut rest = text;
+        // What stands for itself is written at a stretch: a client's text of megabytes is written in one go.
+        while let Some((plain, behind)) = rest
+            .bytes()
+            .position(|byte| self.escapes(byte))
+            .and_then(|at| rest.split_at_checked(at))
+        {
+            out.push_str(plain);
+            let mut chars = behind.chars();
+            let Some(c) = chars.next() else { break };
+            rest = chars.as_str();
             match c {
                 '"' => out.push_str("\\\""),
                 '\\' => out.push_str("\\\\"),
@@ -340,15 +350,20 @@ impl Dumps {
                 '\u{8}' => out.push_str("\\b"),
                 '\u{c}' => out.push_str("\\f"),
                 '\0'..='\u{1f}' => escape(out, u16::try_from(u32::from(c)).unwrap_or_default()),
-                c if self.ensure_ascii && !(' '..='~').contains(&c) => {
+                c => {
                     for unit in c.encode_utf16(&mut [0; 2]) {
                         escape(out, *unit);
                     }
                 }
-                c => out.push(c),
             }
         }
+        out.push_str(rest);
         out.push('"');
+    }
+
+    /// Whether a character that begins with this byte is written as an escape.
+    fn escapes(&self, byte: u8) -> bool {
+        matches!(byte, b'"' | b'\\' | ..0x20) || self.ensure_ascii && byte > b'~'
     }
 }
 
@@ -413,6 +428,52 @@ mod tests {
         check("it's \"so\"", "'it\\'s \"so\"'");
         check("\\ \n \r \t \0 \x7f", r"'\\ \n \r \t \x00 \x7f'");
         check("é東😀\u{a0}\u{200b}\u{e000}", r"'é東😀\xa0\u200b\ue000'");
+    }
+
+    /// As `json.dumps` does it, character by character.
+    fn dumped(text: &str, ensure_ascii: bool) -> String {
+        let mut out = String::new();
+        for c in text.chars() {
+            match c {
+                '"' | '\\' => out.extend(['\\', c]),
+                '\n' => out.push_str("\\n"),
+                '\r' => out.push_str("\\r"),
+                '\t' => out.push_str("\\t"),
+                '\u{8}' => out.push_str("\\b"),
+                '\u{c}' => out.push_str("\\f"),
+                c if c < ' ' || ensure_ascii && c > '~' => {
+                    c.encode_utf16(&mut [0; 2]).iter().for_each(|unit| escape(&mut out, *unit));
+                }
+                c => out.push(c),
+            }
+        }
+        format!("\"{out}\"")
+    }
+
+    #[test]
+    fn texts_at_a_stretch_are_those_written_by_characters() {
+        let alphabet: Vec<char> =
+            "ab \"\\\n\r\t\u{8}\u{c}\0\u{1f}~\u{7f}é東😀\u{2028}".chars().collect();
+        let mut seed = 7u64;
+        for round in 0..2000 {
+            let text: String = (0..round % 40)
+                .map(|_| {
+                    seed = seed.wrapping_mul(6364136223846793005).wrapping_add(1442695040888963407);
+                    alphabet[(seed >> 33) as usize % alphabet.len()]
+                })
+                .collect();
+            for ensure_ascii in [false, true] {
+                let dumps = Dumps {
+                    ensure_ascii,
+                    indent: None,
+                    item_separator: ", ".to_owned(),
+                    key_separator: ": ".to_owned(),
+                    sort_keys: false,
+                };
+                let written = dumps.write(&Value::from(text.as_str())).expect("a text");
+                assert_eq!(written, dumped(&text, ensure_ascii), "{text:?}");
+            }
+        }
     }
 
     #[test]
