@@ -14,7 +14,7 @@ use std::fmt;
 /// How many JSON values one body may make us store. A value costs some 200 ns here and a microsecond until it is
 /// rendered, none of which can be interrupted; a long agent session with a hundred tools has under 20,000. Half would
 /// still pass those; double would hold a worker for more than 50 ms.
-const MAX_VALUES: usize = 50_000;
+pub(crate) const MAX_VALUES: usize = 50_000;
 
 /// Python's `json.loads` drops one from bytes, and so does the engine.
 const BYTE_ORDER_MARK: &[u8] = b"\xef\xbb\xbf";
@@ -184,19 +184,23 @@ pub(crate) enum JsonText {
     Invalid,
     /// Only Python's reader can: `NaN`, half a surrogate pair, a number or a nesting beyond our own limits.
     OnlyPython,
+    /// It has more values than were left.
+    TooMany,
 }
 
-/// Reads a JSON text, within the same budget as a body.
-pub(crate) fn json_text(text: &str) -> JsonText {
-    let budget = Budget { left: Cell::new(MAX_VALUES) };
+/// Reads a JSON text. All texts of a body together may have as many values as the body itself: those that are `left`.
+pub(crate) fn json_text(text: &str, left: &Cell<usize>) -> JsonText {
+    let budget = Budget { left: Cell::new(left.get()) };
     let mut json = serde_json::Deserializer::from_str(text);
     let result = Counted(&budget).deserialize(&mut json).and_then(|value| {
         json.end()?;
         Ok(value)
     });
+    left.set(budget.left.get());
     match result {
         Ok(value) => JsonText::Value(value),
-        Err(_) if may_be_python(text) || budget.is_spent() => JsonText::OnlyPython,
+        Err(_) if budget.is_spent() => JsonText::TooMany,
+        Err(_) if may_be_python(text) => JsonText::OnlyPython,
         Err(error) => {
             // The reader does not tell its limits from syntax errors but by these words.
             let error = error.to_string();
@@ -299,10 +303,11 @@ mod tests {
     fn texts_only_python_reads_are_told_apart() {
         #[track_caller]
         fn check(text: &str, expected: &str) {
-            let read = match json_text(text) {
+            let read = match json_text(text, &Cell::new(MAX_VALUES)) {
                 JsonText::Value(value) => value.to_string(),
                 JsonText::Invalid => "invalid".to_owned(),
                 JsonText::OnlyPython => "only Python".to_owned(),
+                JsonText::TooMany => "too many".to_owned(),
             };
             assert_eq!(read, expected, "{text}");
         }
@@ -313,5 +318,16 @@ mod tests {
         check(r#"{"a": 1e999}"#, "only Python");
         check(r#"{"a": "\ud83d"}"#, "only Python");
         check(&"[".repeat(200), "only Python");
+        check(&format!("[{}1]", "1,".repeat(MAX_VALUES)), "too many");
+    }
+
+    #[test]
+    fn texts_of_one_body_share_their_values() {
+        let (text, left) = (format!("[{}1]", "1,".repeat(998)), Cell::new(2500));
+        let read = || json_text(&text, &left);
+        assert!(matches!(read(), JsonText::Value(_)) && matches!(read(), JsonText::Value(_)));
+        assert_eq!(left.get(), 500);
+        assert!(matches!(read(), JsonText::TooMany) && matches!(read(), JsonText::TooMany));
+        assert!(matches!(json_text("", &left), JsonText::TooMany), "nothing is left");
     }
 }

@@ -20,7 +20,7 @@ use crate::rules::Rules;
 pub use api::Api;
 pub use json::is_complete;
 use json::{Budget, Counted, Fields, read, skip};
-pub(crate) use json::{JsonText, json_text};
+pub(crate) use json::{JsonText, MAX_VALUES, json_text};
 pub use media::{Media, MediaKind};
 use serde::de::MapAccess;
 use serde_json::{Map, Value};

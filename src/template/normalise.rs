@@ -21,8 +21,9 @@ use super::TemplateError;
 use super::content::ContentFormat;
 use super::engines::Table;
 use super::parts::{Part, own_fields};
-use crate::request::{Chat, JsonText, Media, json_text};
+use crate::request::{Chat, JsonText, MAX_VALUES, Media, json_text};
 use serde_json::{Map, Value};
+use std::cell::Cell;
 
 /// Claude Code's line that changes with every request.
 const BILLING_HEADER: &str = "x-anthropic-billing-header";
@@ -39,7 +40,7 @@ pub(super) fn variables(
     let table = Table::of(chat.rules.engine);
     let format = chat.rules.content_format.unwrap_or_else(|| (table.format)(template, detected));
     let given = std::mem::take(&mut chat.messages);
-    let normaliser = Normaliser { chat: &chat, table, format };
+    let normaliser = Normaliser { chat: &chat, table, format, values_left: Cell::new(MAX_VALUES) };
     let mut messages = Vec::with_capacity(given.len());
     for message in given {
         messages.push(match normaliser.is_normal(&message) {
@@ -66,7 +67,8 @@ pub(super) fn variables(
 /// The tools that the engine would render, as it writes them, or null.
 pub(super) fn tools(chat: &Chat) -> Result<Value, TemplateError> {
     let table = Table::of(chat.rules.engine);
-    Normaliser { chat, table, format: ContentFormat::Text }.tools()
+    let values_left = Cell::new(MAX_VALUES);
+    Normaliser { chat, table, format: ContentFormat::Text, values_left }.tools()
 }
 
 /// One chat, and how its engine reads it.
@@ -74,6 +76,8 @@ struct Normaliser<'a> {
     chat: &'a Chat,
     table: &'static Table,
     format: ContentFormat,
+    /// JSON values that calls' arguments may still have, of all messages together.
+    values_left: Cell<usize>,
 }
 
 impl<'a> Normaliser<'a> {
@@ -372,13 +376,16 @@ impl<'a> Normaliser<'a> {
         };
         match arguments {
             Some(Value::Object(arguments)) => Ok(Value::Object(arguments.clone())),
-            Some(Value::String(text)) if !text.is_empty() => match json_text(text) {
-                JsonText::Value(Value::Object(arguments)) => Ok(Value::Object(arguments)),
-                JsonText::OnlyPython if self.table.empties_bad_arguments => {
-                    Err(TemplateError::Arguments)
+            Some(Value::String(text)) if !text.is_empty() => {
+                match json_text(text, &self.values_left) {
+                    JsonText::Value(Value::Object(arguments)) => Ok(Value::Object(arguments)),
+                    JsonText::TooMany => Err(TemplateError::Limit),
+                    JsonText::OnlyPython if self.table.empties_bad_arguments => {
+                        Err(TemplateError::Arguments)
+                    }
+                    _ => empty(),
                 }
-                _ => empty(),
-            },
+            }
             None | Some(Value::Null) if !self.table.empties_bad_arguments => Ok(Value::Null),
             _ => empty(),
         }
@@ -621,6 +628,21 @@ mod tests {
             r#"[{"role":"user","content":"a","tool_calls":[5],"reasoning":"r","name":5}]"#,
             r#"[{"role":"user","content":"a"}]"#,
         );
+    }
+
+    /// They are texts within the body, so that its own reader counts each as one value.
+    #[test]
+    fn arguments_of_all_calls_share_a_bound_of_values() {
+        let arguments = format!(r#"{{\"a\": [{}1]}}"#, "1,".repeat(20_000));
+        let call = format!(r#"{{"function":{{"name":"f","arguments":"{arguments}"}}}}"#);
+        let with = |calls: usize| {
+            let calls = vec![call.as_str(); calls].join(",");
+            let message = format!(r#"{{"role":"assistant","tool_calls":[{calls}]}}"#);
+            let message = serde_json::from_str(&message).expect("JSON");
+            let chat = Chat { messages: vec![message], ..Chat::default() };
+            variables(chat, ContentFormat::Text, "").map(|_| ())
+        };
+        assert_eq!([2, 3].map(with), [Ok(()), Err(TemplateError::Limit)]);
     }
 
     #[test]
