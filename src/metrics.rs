@@ -228,7 +228,7 @@ pub const TTFT: Metric = Metric {
     name: "warmpath_time_to_first_token_ms",
     kind: Kind::Histogram,
     labels: &["class"],
-    help: "Milliseconds from the routing decision to the first content event of a streamed answer",
+    help: "Milliseconds from the complete body to the first content event of a streamed answer",
 };
 /// Pace of an answer.
 pub const TOKEN_TIME: Metric = Metric {

@@ -22,8 +22,8 @@
 //! other half are what it takes from others, since every sequence of a batch waits for a prefill in
 //! it; `eviction` is what it takes from those to come. A choice by own time alone leaves a prefix
 //! as soon as another replica is free for a moment, and everybody pays: `warmpath-replay simulate
-//! --seeds 3` computes 758,000 tokens a run with `--cost '{"neighbour_weight": 0}'` and 601,000
-//! without.
+//! --seeds 3` computed 758,000 tokens a run with `--cost '{"neighbour_weight": 0}'` and 601,000
+//! without, before the wait for what is probably computed was left out.
 //!
 //! `stall` goes by the replica's share of the fleet's requests, not by the replica's own number of requests: it weighs
 //! computing against not computing, and must not send a long prompt to where few requests are
@@ -106,7 +106,8 @@ const RECENT_FADES: f64 = 5.0;
 /// router's in the mean of fifteen cells, with it 3 % below; that of first tokens is 4 and 2 % below.
 const ANSWERING_WEIGHT: f64 = 0.1;
 
-/// The formula's coefficients. All are finite and positive; the configuration sees to that.
+/// The formula's coefficients. All are finite and none is negative; the two that are divided by, a rate and `attention_tokens`,
+/// are at least 1. The configuration sees to that.
 #[derive(Debug, Clone, PartialEq)]
 pub struct CostConfig {
     /// Prompt tokens that a replica computes per second.

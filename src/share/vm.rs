@@ -2,8 +2,8 @@
 //! goes.
 //!
 //! A slot is claimed by compare-and-swap once and from then on written by its owner alone. The
-//! charges and the log's head travel together, so that one read of some hundred bytes tells
-//! another VM all that changed. They are summed elsewhere, by [`crate::charge`].
+//! charges and the log's head travel together, so that one read tells another VM
+//! all that changed: 64 bytes for each replica that got something lately, some hundred as a rule and 64 KB at 1,024. They are summed elsewhere, by [`crate::charge`].
 
 use super::bytes::{Reader, Writer};
 use super::{Header, Kind};

@@ -477,7 +477,7 @@ impl Poller {
         Ok(self.reports.take(link, id, standing, report, now))
     }
 
-    /// Says what routing does not understand of a replica, once.
+    /// Says what routing does not understand of a replica, once a minute.
     fn take_topology(&mut self, id: ReplicaId, cluster: &str, report: &Report) {
         let topology =
             Topology { data_parallel: report.engines > 1, disaggregated: report.disaggregated };

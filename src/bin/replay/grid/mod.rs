@@ -39,7 +39,7 @@ const TRACES: [(&str, Option<usize>, Option<u32>); 4] = [
     ("azure_code", None, None),
 ];
 
-/// What to play. Without arguments it is the table of `docs/simulation.md`.
+/// What to play. Without arguments it is more than the tables of `docs/simulation.md`, each of which has its command there.
 #[derive(Args, Clone)]
 pub struct GridArgs {
     /// A trace by its name or file; may be repeated.
