@@ -17,9 +17,9 @@ use std::time::Duration;
 pub struct Charge {
     /// Requests in flight.
     pub requests: u32,
-    /// Uncached prompt tokens of those whose answer has not begun.
+    /// Work, in tokens, of those whose answer has not begun: what is not cached, attention counted in.
     pub unfinished_tokens: u64,
-    /// Uncached prompt tokens sent lately, decayed to `recent_at`.
+    /// Such work sent lately, decayed to `recent_at`.
     pub recent_tokens: f64,
     /// When `recent_tokens` was true.
     pub recent_at: Moment,
@@ -36,7 +36,7 @@ pub struct Charge {
 pub struct Head {
     /// When it was sent.
     pub sent: Moment,
-    /// Its uncached prompt tokens; 0 where none is on its way.
+    /// Its work; 0 where none is on its way.
     pub tokens: u64,
 }
 

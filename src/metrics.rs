@@ -382,7 +382,7 @@ pub const RATE_SAMPLES: Metric = Metric::counter(
 pub const REPLICA_UNFINISHED: Metric = Metric::gauge(
     "warmpath_replica_unfinished_tokens",
     &["cluster", "replica"],
-    "Uncached prompt tokens that this Envoy sent there and whose answer has not begun",
+    "Work, in tokens, of prompts that this Envoy sent there and whose answer has not begun",
 );
 /// Shadow occupancy.
 pub const REPLICA_SHADOW: Metric = Metric::gauge(

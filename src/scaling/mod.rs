@@ -58,9 +58,9 @@ impl Default for ScalingConfig {
 /// A replica that gets requests, as it is seen now.
 #[derive(Debug, Clone, Copy, PartialEq, Default)]
 pub struct Seen {
-    /// Uncached prompt tokens whose answer has not begun.
+    /// Work, in tokens, of prompts whose answer has not begun.
     pub unfinished_tokens: f64,
-    /// Uncached prompt tokens that it is sent in a second.
+    /// Such work that it is sent in a second.
     pub sent_tokens_per_s: f64,
     /// Prompt tokens that it computes in a second.
     pub prefill_tokens_per_s: f64,
