@@ -461,8 +461,6 @@ fn readers_are_told_what_is_wrong_and_only_with_the_token_what_is_held() {
     assert_eq!(ask("POST", "/drain", token), (200, "draining\n".to_owned()));
     assert!(drained());
     assert_eq!(ask("DELETE", "/drain", token), (200, "not draining\n".to_owned()));
-    assert_eq!(ask("POST", "/drain", token).0, 200);
-    assert_eq!(ask("POST", "/drain?off", token), (200, "not draining\n".to_owned()));
     assert!(!drained());
     drop(engine);
     std::fs::remove_dir_all(&folder).expect("the folder");

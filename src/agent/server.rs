@@ -256,14 +256,9 @@ async fn metrics(State(shared): State<Arc<Shared>>) -> Response {
     (kind, exposition::page(&shared)).into_response()
 }
 
-#[derive(Deserialize)]
-struct Off {
-    off: Option<String>,
-}
-
-async fn drain(State(shared): State<Arc<Shared>>, Query(off): Query<Off>) -> &'static str {
-    shared.draining.store(off.off.is_none(), Relaxed);
-    if off.off.is_none() { "draining\n" } else { "not draining\n" }
+async fn drain(State(shared): State<Arc<Shared>>) -> &'static str {
+    shared.draining.store(true, Relaxed);
+    "draining\n"
 }
 
 async fn undrain(State(shared): State<Arc<Shared>>) -> &'static str {
