@@ -418,6 +418,11 @@ impl PrefixIndex {
         Cursor::default()
     }
 
+    /// Handing it on is over, whether it came to its end or not: what changes from now on need not be remembered for it.
+    pub fn end_export(&mut self) {
+        self.tree.late = None;
+    }
+
     /// The next run. The index may change meanwhile: a block that is there from the first call to
     /// the last comes, others may be missed or come without what they follow.
     pub fn export(&mut self, cursor: &mut Cursor) -> Option<Run> {

@@ -182,6 +182,24 @@ fn a_count_of_uses_beyond_reason_does_not_begin_again() {
 }
 
 #[test]
+fn what_changes_is_remembered_for_those_who_are_handed_it_alone() {
+    let mut index = PrefixIndex::new();
+    let long: Vec<u64> = (1..1000).collect();
+    index.record(REPLICA, 1 << 14, &hashes(&long));
+    let split = |index: &mut PrefixIndex, at: usize| {
+        let mut branch = hashes(&long[..at]);
+        branch.push(BlockHash(20_000));
+        index.record(REPLICA, 1 << 14, &branch);
+        index.tree.late.as_ref().map_or(0, Vec::len)
+    };
+    let mut cursor = index.cursor();
+    assert!(index.export(&mut cursor).is_some());
+    assert!(split(&mut index, 300) > 0);
+    index.end_export();
+    assert_eq!(split(&mut index, 700), 0);
+}
+
+#[test]
 fn what_stays_while_an_index_is_handed_on_arrives() {
     let mut index = PrefixIndex::new();
     let long: Vec<u64> = (1..5000).collect();

@@ -64,7 +64,9 @@ impl<S: Store> Link<S> {
             self.catch_up.intake = None;
             self.write_snapshot(now);
         } else {
-            self.catch_up.dump = None;
+            if self.catch_up.dump.take().is_some() {
+                self.index.end_export();
+            }
             self.take_snapshot(now);
         }
     }
@@ -100,6 +102,7 @@ impl<S: Store> Link<S> {
             }
             if step != Step::Pending {
                 catch_up.dump = None;
+                self.index.end_export();
             }
         }
         self.catch_up = catch_up;
