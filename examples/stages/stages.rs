@@ -346,7 +346,7 @@ fn reported() -> [Case; 2] {
     let replicas: Vec<ReplicaId> = fleet.table.iter().map(|replica| replica.id).collect();
     let mut told = Vec::new();
     for (n, id) in replicas.into_iter().enumerate() {
-        fleet.index.begin_report(id);
+        fleet.index.begin_report(id, false);
         let held = hashes.get(..(n + 1) * hashes.len() / 70).unwrap_or_default();
         for change in texts(n as u64, TEXT, CAPACITY / TEXT - 16).chain([stored(None, held)]) {
             fleet.index.observe(id, ROOM, &change, &mut Hearing::default(), &mut told);
@@ -419,7 +419,7 @@ fn reports() -> Vec<Case> {
     cases.push(Case::new("resync", "65,536 blocks forgotten, a tick's share", move |steps| {
         let mut index = PrefixIndex::with_seed(7);
         heard(&mut index, &changes, PIECES * PIECE / TEXT, &mut Steps::default());
-        steps.time(|| index.begin_report(SAID));
+        steps.time(|| index.begin_report(SAID, false));
         (0..9).for_each(|_| steps.time(|| index.shrink(8 << 10)));
     }));
     cases

@@ -79,8 +79,8 @@ impl Consumer {
         if report.since.is_none() {
             self.held.clear();
             self.hearing = Hearing::default();
-            self.index.begin_report(REPLICA);
-            self.told.begin_report(REPLICA);
+            self.index.begin_report(REPLICA, false);
+            self.told.begin_report(REPLICA, false);
         } else {
             assert_eq!(report.since, self.position);
         }

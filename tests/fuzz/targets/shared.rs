@@ -137,7 +137,8 @@ fn update(replica: ReplicaId, bytes: &mut Bytes<'_>) -> Update {
     let (to, flags) = (position(bytes.u8()), bytes.u8());
     let sighting = |bytes: &mut Bytes<'_>| {
         let Record { fate, parent, blocks, known, .. } = record(replica, bytes);
-        Sighting { is_held: fate == Fate::Held, parent, blocks, known }
+        let (is_held, at_hand) = (fate == Fate::Held, known % 3 != 2);
+        Sighting { is_held, at_hand, parent, blocks, known }
     };
     let sightings = (0..bytes.u8() % 4).map(|_| sighting(bytes)).collect();
     let (is_last, has_tiers) = (flags % 4 > 0, flags >= 128);
