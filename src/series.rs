@@ -8,12 +8,12 @@ use std::ops::Range;
 /// Most series of replicas that a VM has. Envoy keeps a series for good, so labels that take ever new values (replica
 /// addresses) must end somewhere. A full table, all of whose replicas report and have agents, has nearly as many; half
 /// would not hold it, and twice as many cost Envoy some megabytes more.
-const MAX_REPLICA_SERIES: usize = 20_480;
+pub const MAX_REPLICA_SERIES: usize = 20_480;
 
 /// Most other series: their labels are names that the configuration gives, and words of the filter's own. As many classes
 /// as may be named have half of it with two models; half would cut those of five short, and twice as many cost Envoy
 /// some megabytes more.
-const MAX_OTHER_SERIES: usize = 12_288;
+pub const MAX_OTHER_SERIES: usize = 12_288;
 
 /// The label by which a series is a replica's.
 const REPLICA: &str = "replica";

@@ -375,6 +375,44 @@ fn what_a_replica_is_to_have_is_said_as_it_is() {
     assert_eq!(kinds, warmpath::scaling::Signal::ALL.map(warmpath::scaling::Signal::as_str));
 }
 
+/// Bounds that no option has stand in prose, with the numbers of the code.
+#[test]
+fn bounds_are_said_as_they_are() {
+    use warmpath::replicas::{MAX_REPLICAS, MAX_SHADOW_BLOCKS, clusters};
+    use warmpath::series::{MAX_OTHER_SERIES, MAX_REPLICA_SERIES};
+    let thousands = |n: usize| format!("{},{:03}", n / 1000, n % 1000);
+    let answer = clusters::MAX_ANSWER_BYTES >> 20;
+    let (replicas, others) = (thousands(MAX_REPLICA_SERIES), thousands(MAX_OTHER_SERIES));
+    let of_each = ALL.iter().filter(|metric| metric.labels.contains(&"replica")).count();
+    for (name, texts) in [
+        ("docs/install.md", vec![format!("read up to {answer} MB")]),
+        (
+            "docs/limits.md",
+            vec![
+                format!("**{answer} MB of the admin's answer**"),
+                format!("**{} places for VMs**", warmpath::share::MAX_VM_SLOTS),
+                format!("**{} million blocks** over all replicas", MAX_SHADOW_BLOCKS >> 20),
+                format!("**{} replicas**", thousands(MAX_REPLICAS)),
+                format!("{replicas} of replicas (a full table has {of_each} each at most)"),
+                format!("and {others} others"),
+            ],
+        ),
+        (
+            "docs/troubleshoot.md",
+            vec![
+                format!("over {answer} MB"),
+                format!("{replicas} series of replicas"),
+                format!("{others} others"),
+            ],
+        ),
+        ("docs/watch.md", vec![format!("the {} of an Envoy", warmpath::share::MAX_VM_SLOTS)]),
+    ] {
+        let text = document(name);
+        let missing: Vec<&String> = texts.iter().filter(|said| !text.contains(*said)).collect();
+        assert!(missing.is_empty(), "{name} does not say {missing:?}");
+    }
+}
+
 /// The text of every file of Rust below a folder.
 fn sources(folder: &Path) -> String {
     let entries = std::fs::read_dir(folder);
