@@ -164,7 +164,7 @@ impl Charges {
     }
 
     /// All charges.
-    pub fn iter(&self) -> impl Iterator<Item = (ReplicaId, Charge)> {
+    pub fn iter(&self) -> impl ExactSizeIterator<Item = (ReplicaId, Charge)> {
         self.by_replica.iter().map(|(replica, charge)| (*replica, *charge))
     }
 }

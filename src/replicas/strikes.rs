@@ -220,7 +220,7 @@ impl Strikes {
     }
 
     /// All strikes.
-    pub fn iter(&self) -> impl Iterator<Item = (ReplicaId, Strike)> {
+    pub fn iter(&self) -> impl ExactSizeIterator<Item = (ReplicaId, Strike)> {
         self.by_replica.iter().map(|(replica, strike)| (*replica, *strike))
     }
 }

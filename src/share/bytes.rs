@@ -8,6 +8,11 @@ pub struct Writer {
 }
 
 impl Writer {
+    /// Makes room for so many bytes at once.
+    pub fn reserve(&mut self, bytes: usize) {
+        self.bytes.reserve(bytes);
+    }
+
     /// One byte.
     pub fn u8(&mut self, value: u8) {
         self.bytes.push(value);

@@ -75,8 +75,13 @@ const SHRUNK_PER_TICK: usize = 8 << 10;
 const IMAGINED_FOR: Duration = Duration::from_secs(60);
 
 /// Another VM.
+#[derive(Default)]
 pub(super) struct Peer {
     pub(super) reader: LogReader,
+    /// What was last read of its slot, until that changes: a VM that is idle writes on ticks alone.
+    value: Vec<u8>,
+    /// Whose it is, if its log is for this configuration.
+    owner: Option<u64>,
     /// While it lives.
     state: Option<VmState>,
     /// How far its log goes, whoever wrote it.
@@ -257,15 +262,15 @@ impl<S: Store> Link<S> {
         }
     }
 
-    fn state(&self, head: LogHead, now: Moment) -> VmState {
+    fn state(&self, head: LogHead, now: Moment) -> VmState<&Charges, &Strikes> {
         let wants_snapshot = self.catch_up.knowledge != Knowledge::Full;
         VmState {
             owner: self.vm,
             heartbeat: now,
             traits: VmTraits { wants_snapshot, ..self.traits },
             head,
-            charges: self.charges.clone(),
-            strikes: self.strikes.clone(),
+            charges: &self.charges,
+            strikes: &self.strikes,
             learned_version: self
                 .written
                 .filter(|(slot, _)| Some(*slot) == self.slot())
@@ -311,9 +316,7 @@ impl<S: Store> Link<S> {
             if number >= MAX_VM_SLOTS || !exists {
                 return;
             }
-            let reader = LogReader::default();
-            let head = LogHead::default();
-            self.peers.push(Peer { reader, state: None, head, learned: None });
+            self.peers.push(Peer::default());
         }
     }
 
@@ -334,6 +337,7 @@ impl<S: Store> Link<S> {
         for (number, peer) in numbered {
             if own == Some(number) {
                 (peer.state, peer.head) = (None, self.own_until);
+                peer.value.clear();
                 // All at once: what this VM records next comes behind it.
                 let mut whole_log = usize::MAX;
                 self.read_log(number, peer, self.vm, &mut whole_log);
@@ -351,16 +355,18 @@ impl<S: Store> Link<S> {
 
     /// Reads a slot. Who owns it, if its log is for this configuration.
     fn refresh_peer(&self, number: u32, peer: &mut Peer, now: Moment) -> Option<u64> {
-        peer.state = None;
         let (value, _) = self.store.get(&slot_key(number));
-        let (fingerprint, state) = value.as_deref().and_then(VmState::read)?;
-        if fingerprint != self.config.fingerprint {
-            return None;
+        let value = value.unwrap_or_default();
+        if value != peer.value || value.is_empty() {
+            let read = VmState::read(&value);
+            let read = read.filter(|(fingerprint, _)| *fingerprint == self.config.fingerprint);
+            peer.state = read.map(|(_, state)| state);
+            peer.owner = peer.state.as_ref().map(|state| state.owner);
+            peer.head = peer.state.as_ref().map_or(peer.head, |state| state.head);
+            peer.value = value;
         }
-        let owner = state.owner;
-        peer.head = state.head;
-        peer.state = Some(state).filter(|state| state.is_alive(now));
-        Some(owner)
+        peer.state = peer.state.take().filter(|state| state.is_alive(now));
+        peer.owner
     }
 
     /// The other VMs that live, by slot.

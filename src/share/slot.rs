@@ -6,7 +6,10 @@ use super::log::{Entry, LogWriter};
 use super::store::{Store, get_or_create};
 use super::vm::{self, LogHead, VmState};
 use super::{Header, Kind, MAX_VM_SLOTS, log_key, slot_key};
+use crate::charge::Charges;
 use crate::replicas::Moment;
+use crate::replicas::strikes::Strikes;
+use std::borrow::Borrow;
 
 /// A slot that this VM claimed.
 pub struct OwnSlot {
@@ -22,11 +25,11 @@ pub struct OwnSlot {
 
 impl OwnSlot {
     /// Claims the lowest slot that is free. `state` makes the value to write from the log's head.
-    pub fn claim(
+    pub fn claim<C: Borrow<Charges>, S: Borrow<Strikes>>(
         store: &impl Store,
         fingerprint: u64,
         now: Moment,
-        state: impl Fn(LogHead) -> VmState,
+        state: impl Fn(LogHead) -> VmState<C, S>,
     ) -> Option<Self> {
         (0..MAX_VM_SLOTS).find_map(|number| {
             let key = slot_key(number);
@@ -82,7 +85,12 @@ impl OwnSlot {
     /// Writes the slot's value, if it still is this VM's: one that was stalled for so long that
     /// another took its slot would else write over it, and both would go on. Returns whether it
     /// was written.
-    pub fn publish(&self, store: &impl Store, fingerprint: u64, state: &VmState) -> bool {
+    pub fn publish<C: Borrow<Charges>, S: Borrow<Strikes>>(
+        &self,
+        store: &impl Store,
+        fingerprint: u64,
+        state: &VmState<C, S>,
+    ) -> bool {
         let key = slot_key(self.number);
         let (value, mark) = store.get(&key);
         owner(value.as_deref()) == Some(state.owner)

@@ -10,6 +10,7 @@ use super::{Header, Kind};
 use crate::charge::{Charge, Charges, Head};
 use crate::replicas::strikes::{Strike, Strikes};
 use crate::replicas::{Moment, ReplicaId};
+use std::borrow::Borrow;
 use std::time::Duration;
 
 /// A VM without a heartbeat for this long is dead: its charges are ignored and its slot may be
@@ -39,9 +40,9 @@ pub struct VmTraits {
     pub wants_snapshot: bool,
 }
 
-/// A slot's value.
+/// A slot's value, as it was read, or borrowed to be written: that is due several times for each request.
 #[derive(Debug, Clone, PartialEq)]
-pub struct VmState {
+pub struct VmState<C = Charges, S = Strikes> {
     /// Who owns it.
     pub owner: u64,
     /// When the owner last wrote.
@@ -51,23 +52,24 @@ pub struct VmState {
     /// How far its log goes.
     pub head: LogHead,
     /// What it has in flight.
-    pub charges: Charges,
+    pub charges: C,
     /// What it holds against replicas: as a rule nothing.
-    pub strikes: Strikes,
+    pub strikes: S,
     /// Which version of what it has learned is the last; 0 while that is nothing.
     pub learned_version: u64,
 }
 
-impl VmState {
-    /// Whether the owner still ticks.
-    pub fn is_alive(&self, now: Moment) -> bool {
-        now.since(self.heartbeat) < DEAD_AFTER
-    }
+/// What a replica's charge takes of a slot's value, and what all else but strikes does.
+const CHARGE_BYTES: usize = 64;
+const OTHER_BYTES: usize = 80;
 
+impl<C: Borrow<Charges>, S: Borrow<Strikes>> VmState<C, S> {
     /// The bytes.
     pub fn write(&self, fingerprint: u64) -> Vec<u8> {
         let header = Header { fingerprint, writer: self.owner, version: self.heartbeat.0 };
         let mut writer = header.begin(Kind::Vm);
+        let (charges, strikes) = (self.charges.borrow().iter(), self.strikes.borrow().iter());
+        writer.reserve(OTHER_BYTES + CHARGE_BYTES * charges.len());
         let VmTraits { instance, ready, has_traffic, wants_snapshot } = self.traits;
         writer.u64(instance);
         for flag in [ready, has_traffic, wants_snapshot] {
@@ -76,8 +78,7 @@ impl VmState {
         writer.u64(self.head.segment);
         writer.u32(self.head.length);
         writer.u64(self.learned_version);
-        let charges: Vec<(ReplicaId, Charge)> = self.charges.iter().collect();
-        writer.list(charges.into_iter(), |writer, (replica, charge)| {
+        writer.list(charges, |writer, (replica, charge)| {
             writer.u32(replica.slot);
             writer.u32(replica.incarnation);
             writer.u32(charge.requests);
@@ -89,9 +90,15 @@ impl VmState {
             writer.u64(charge.began_at.0);
             writer.u32(charge.answering);
         });
-        let strikes: Vec<(ReplicaId, Strike)> = self.strikes.iter().collect();
-        writer.list(strikes.into_iter(), write_strike);
+        writer.list(strikes, write_strike);
         writer.finish()
+    }
+}
+
+impl VmState {
+    /// Whether the owner still ticks.
+    pub fn is_alive(&self, now: Moment) -> bool {
+        now.since(self.heartbeat) < DEAD_AFTER
     }
 
     /// Reads a slot, and the configuration it belongs to.
