@@ -26,15 +26,26 @@ pub struct Metric {
     pub labels: &'static [&'static str],
     /// Meaning, with the unit.
     pub help: &'static str,
+    /// The name's hash.
+    pub(crate) key: u64,
 }
 
 impl Metric {
+    const fn new(
+        name: &'static str,
+        kind: Kind,
+        labels: &'static [&'static str],
+        help: &'static str,
+    ) -> Self {
+        Self { name, kind, labels, help, key: key(name.as_bytes()) }
+    }
+
     const fn counter(
         name: &'static str,
         labels: &'static [&'static str],
         help: &'static str,
     ) -> Self {
-        Self { name, kind: Kind::Counter, labels, help }
+        Self::new(name, Kind::Counter, labels, help)
     }
 
     const fn gauge(
@@ -42,11 +53,11 @@ impl Metric {
         labels: &'static [&'static str],
         help: &'static str,
     ) -> Self {
-        Self { name, kind: Kind::Gauge, labels, help }
+        Self::new(name, Kind::Gauge, labels, help)
     }
 
     const fn histogram(name: &'static str, help: &'static str) -> Self {
-        Self { name, kind: Kind::Histogram, labels: &[], help }
+        Self::new(name, Kind::Histogram, &[], help)
     }
 
     /// The name Envoy is given: the labels' values in front, in the order of their declaration.
@@ -68,6 +79,16 @@ impl Metric {
         name.push_str(self.name);
         name
     }
+}
+
+/// FNV-1a, which the compiler works out.
+const fn key(mut name: &[u8]) -> u64 {
+    let mut hash = 0xcbf2_9ce4_8422_2325_u64;
+    while let [byte, rest @ ..] = name {
+        hash = (hash ^ *byte as u64).wrapping_mul(0x0100_0000_01b3);
+        name = rest;
+    }
+    hash
 }
 
 /// A label's value is cut here: names come from configurations and addresses, both shorter.
@@ -224,31 +245,31 @@ pub const SUSPENSIONS: Metric = Metric::counter(
     "Suspensions of a replica for its failures, a failed probe's included",
 );
 /// Time to first token.
-pub const TTFT: Metric = Metric {
-    name: "warmpath_time_to_first_token_ms",
-    kind: Kind::Histogram,
-    labels: &["class"],
-    help: "Milliseconds from the complete body to the first content event of a streamed answer",
-};
+pub const TTFT: Metric = Metric::new(
+    "warmpath_time_to_first_token_ms",
+    Kind::Histogram,
+    &["class"],
+    "Milliseconds from the complete body to the first content event of a streamed answer",
+);
 /// Pace of an answer.
-pub const TOKEN_TIME: Metric = Metric {
-    name: "warmpath_inter_token_us",
-    kind: Kind::Histogram,
-    labels: &["class"],
-    help: "Microseconds from one token of a streamed answer to the next, on average over the answer",
-};
+pub const TOKEN_TIME: Metric = Metric::new(
+    "warmpath_inter_token_us",
+    Kind::Histogram,
+    &["class"],
+    "Microseconds from one token of a streamed answer to the next, on average over the answer",
+);
 /// Cost of a decision.
 pub const DECISION: Metric = Metric::histogram(
     "warmpath_decision_us",
     "Microseconds from the complete body to the routing header",
 );
 /// How long Envoy's worker was held.
-pub const CALLBACK: Metric = Metric {
-    name: "warmpath_callback_us",
-    kind: Kind::Histogram,
-    labels: &["callback"],
-    help: "Microseconds that one callback held its worker",
-};
+pub const CALLBACK: Metric = Metric::new(
+    "warmpath_callback_us",
+    Kind::Histogram,
+    &["callback"],
+    "Microseconds that one callback held its worker",
+);
 /// Poll health.
 pub const POLLS: Metric = Metric::counter(
     "warmpath_polls_total",
