@@ -42,11 +42,14 @@ impl Pending {
         self.0.push_back(Computing { replica, first, since: now, until: None });
     }
 
-    /// Its answer has begun: they are there.
+    /// Its answer has begun: they are there. It is among the last that began, and what began longer ago than is asked
+    /// about need not be told: to walk through all from the oldest would cost every request a microsecond, and the
+    /// processor's cache.
     pub fn ended(&mut self, replica: ReplicaId, first: BlockHash, now: Moment) {
+        let is_asked = |c: &&mut Computing| now.since(c.since) < LONGEST;
         let is_it =
             |c: &&mut Computing| c.replica == replica && c.first == first && c.until.is_none();
-        if let Some(computing) = self.0.iter_mut().find(is_it) {
+        if let Some(computing) = self.0.iter_mut().rev().take_while(is_asked).find(is_it) {
             computing.until = Some(now);
         }
     }
@@ -98,6 +101,19 @@ mod tests {
         pending.began(R, BlockHash(7), at(10));
         check(&pending, R, &[7], at(14), true);
         check(&pending, R, &[7], at(15), false);
+    }
+
+    #[test]
+    fn of_the_same_block_twice_the_later_one_ends() {
+        let mut pending = Pending::default();
+        pending.began(R, BlockHash(7), at(10));
+        pending.began(R, BlockHash(7), at(11));
+        pending.began(R, BlockHash(8), at(11));
+        pending.ended(R, BlockHash(7), at(12));
+        check(&pending, R, &[7], at(12), true);
+        pending.ended(R, BlockHash(7), at(13));
+        check(&pending, R, &[7], at(13), false);
+        check(&pending, R, &[8], at(13), true);
     }
 
     #[test]

@@ -21,6 +21,9 @@ pub struct Seen<'a> {
     pub address: &'a str,
 }
 
+/// What `response.code_details` says of an answer that came from a replica.
+pub const VIA_UPSTREAM: &str = "via_upstream";
+
 /// One replica that failed.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct Failure<'a> {
@@ -129,7 +132,7 @@ impl Last {
         if seen.address.is_empty() {
             return None;
         }
-        if seen.details == "via_upstream" {
+        if seen.details == VIA_UPSTREAM {
             return match seen.status {
                 100..400 => Some(Self::Well),
                 400..500 => Some(Self::Refused),

@@ -19,7 +19,7 @@ use crate::feedback::{self, ExactAnswer, Feedback, Usage};
 use crate::learn::Answered;
 use crate::metrics;
 use crate::model::Model;
-use crate::replicas::attempts::{Attempts, Seen};
+use crate::replicas::attempts::{Attempts, Seen, VIA_UPSTREAM};
 use crate::replicas::{Moment, ReplicaId};
 use crate::request::{self, Prompt};
 use crate::route::regret::{Loss, Regret, Turnout};
@@ -170,7 +170,11 @@ impl Routed {
     /// Takes in what the response's head tells: who answered, and who did not.
     pub fn responded(&mut self, shared: &mut Shared<'_>, status: u16) {
         let address = host::property(&["upstream", "address"]).unwrap_or_default();
-        let details = host::property(&["response", "code_details"]).unwrap_or_default();
+        // Where a replica was asked, Envoy makes no success up.
+        let details = match status {
+            200..300 => VIA_UPSTREAM.to_owned(),
+            _ => host::property(&["response", "code_details"]).unwrap_or_default(),
+        };
         let attempts = host::number_property(&["upstream", "request_attempt_count"]);
         let list: Vec<&str> =
             self.decision.ranked.iter().map(|candidate| candidate.address.as_str()).collect();
@@ -191,6 +195,9 @@ impl Routed {
 
     /// Holds failures against those who failed, and takes back what a success disproves.
     fn judge(&self, shared: &mut Shared<'_>, found: &Attempts<'_>) {
+        if found.failed.is_empty() && shared.fleet.link.all_strikes().is_empty() {
+            return;
+        }
         let Some(cluster) = self.cluster(shared) else { return };
         let of = |shared: &Shared<'_>, address: &str| {
             shared.fleet.link.table().by_address(&cluster, address).map(|replica| replica.id)
@@ -309,7 +316,9 @@ impl Routed {
             }
         }
         let (now, mut notice) = (host::now(), None);
-        self.was_computed(shared, now);
+        if self.first_token.is_none() {
+            self.was_computed(shared, now);
+        }
         if let Some(feedback) = feedback {
             notice = self.check(shared, feedback, now);
             if class.is_none() {
