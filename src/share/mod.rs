@@ -8,6 +8,7 @@
 //! Nothing here trusts what it reads. Every value starts with the same [`Header`]; whatever does
 //! not parse, or was written by another layout or for another configuration, is as good as absent.
 
+pub mod births;
 pub mod bytes;
 mod catch_up;
 pub mod drift;
@@ -103,6 +104,8 @@ pub enum Kind {
     Drift = 7,
     /// [`learned`]
     Learned = 8,
+    /// [`births`]
+    Births = 9,
 }
 
 /// The first bytes of every value.

@@ -2,6 +2,7 @@
 //!
 //! No links: theirs are too many calls for every order, and [`super::storm`] draws some.
 
+use super::births;
 use super::explore::{Data, Probe, Program, World, explore};
 use super::lease::SharedLease;
 use super::log::{Entry, Fate, LogReader, LogWriter, Read, Record};
@@ -480,4 +481,45 @@ fn a_leader_that_dies_or_stalls_between_any_two_calls_spoils_no_report() {
 #[test]
 fn a_leader_that_stalls_does_not_follow_the_next_one_with_an_older_cache() {
     leaders_follow(8);
+}
+
+/// As Envoy starts: one VM tries the configuration, then comes the main thread's, then all workers' at once.
+#[test]
+fn the_main_threads_vm_is_the_second_to_start_and_no_workers_is() {
+    let start = |probe: &Probe| {
+        for what in ["tried", "main"] {
+            probe.note(what, births::is_main_threads(&probe).into());
+        }
+    };
+    let mut data = Data::default();
+    explore(data.clone(), &[&start], |_, _, after| {
+        data = after.data.clone();
+        let expected = [("tried", 0), ("main", 1)];
+        let said = &after.vms[0].notes;
+        expected.starts_with(said).then_some(()).ok_or(format!("{said:?}"))
+    });
+    let worker = |probe: &Probe| probe.note("worker", births::is_main_threads(&probe).into());
+    let steps = explore(data, &[&worker, &worker, &worker], |_, vm, after| {
+        let passes = after.vms[vm].notes.contains(&("worker", 1));
+        (!passes).then_some(()).ok_or(format!("worker {vm} passes for the main thread"))
+    });
+    assert!(steps > 5, "{steps}");
+}
+
+/// As where a filter is new to an Envoy that runs: behind the one that tries it all start at once.
+#[test]
+fn of_vms_that_start_at_once_one_passes_for_the_main_threads() {
+    let tries = |probe: &Probe| probe.note("tried", births::is_main_threads(&probe).into());
+    let mut data = Data::default();
+    explore(data.clone(), &[&tries], |_, _, after| {
+        data = after.data.clone();
+        Ok(())
+    });
+    let start = |probe: &Probe| probe.note("main", births::is_main_threads(&probe).into());
+    let steps = explore(data, &[&start, &start, &start], |_, _, after| {
+        let passing = after.vms.iter().filter(|vm| vm.notes.contains(&("main", 1))).count();
+        let is_one = passing == 1 || (passing == 0 && !after.is_at_rest());
+        is_one.then_some(()).ok_or(format!("{passing} pass for the main thread's"))
+    });
+    assert!(steps > 50, "{steps}");
 }

@@ -106,10 +106,9 @@ impl Fleet {
         Rc::ptr_eq(&self.config, config)
     }
 
-    /// Whether this VM has use for tokenizers. The leader is the main thread's VM as a rule, which routes nothing, and a
-    /// tokenizer is some tens of megabytes.
+    /// Whether this VM has use for tokenizers: the main thread's routes nothing, and a tokenizer is some tens of megabytes.
     pub fn needs_models(&self) -> bool {
-        self.has_traffic || !self.poller.holds_lease()
+        self.has_traffic || !Seat::vm_may_be_main()
     }
 
     /// Says whether the latest root has every tokenizer.

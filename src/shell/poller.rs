@@ -121,11 +121,6 @@ impl Poller {
         self.calls.forget();
     }
 
-    /// Whether this VM leads, or is about to: what it holds for the first time it mostly keeps.
-    pub fn holds_lease(&self) -> bool {
-        self.held.is_some()
-    }
-
     /// Holds the lease if it may, and if so asks who is due and publishes what changed.
     pub fn tick(&mut self, link: &mut Link, trust: &Trust, now: Moment, has_traffic: bool) {
         let grace = if has_traffic { LEASE_GRACE } else { Duration::ZERO };

@@ -6,6 +6,7 @@ use super::fleet::Fleet;
 use super::http::Stream;
 use super::models::Models;
 use super::reading::Queue;
+use super::seat::Seat;
 use super::{host, meters};
 use crate::config::Config;
 use crate::replicas::Moment;
@@ -162,6 +163,7 @@ impl Context for Root {
 impl RootContext for Root {
     fn on_vm_start(&mut self, _size: usize) -> bool {
         host::log_info(concat!("warmpath ", env!("CARGO_PKG_VERSION"), ": VM started"));
+        Seat::vm_starts();
         true
     }
 

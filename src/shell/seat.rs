@@ -1,6 +1,8 @@
 //! A root context's seat among those of its VM: what it may do is [`crate::share::roots`]' part.
 
+use super::link::SharedData;
 use crate::config::Config;
+use crate::share::births;
 use crate::share::roots::Roots;
 use std::cell::{Cell, RefCell};
 
@@ -10,6 +12,9 @@ thread_local! {
 
     /// Whether any of them has served a request: the main thread's serve none.
     static HAS_TRAFFIC: Cell<bool> = const { Cell::new(false) };
+
+    /// Whether this passes for the main thread's VM.
+    static PASSES_FOR_MAIN: Cell<bool> = const { Cell::new(false) };
 }
 
 /// See the module.
@@ -35,6 +40,16 @@ impl Seat {
     /// Whether any root of this VM still has to do with a cluster.
     pub fn is_named(cluster: &str) -> bool {
         ask(|roots| roots.is_named(cluster))
+    }
+
+    /// This VM starts.
+    pub fn vm_starts() {
+        PASSES_FOR_MAIN.set(births::is_main_threads(&SharedData));
+    }
+
+    /// Whether this VM may be the main thread's: by the order in which VMs started, until it has served a request.
+    pub fn vm_may_be_main() -> bool {
+        PASSES_FOR_MAIN.get() && !HAS_TRAFFIC.get()
     }
 
     /// Whether this VM has served a request, under any configuration. `own`: under this one.

@@ -13,6 +13,7 @@ use warmpath::learn::{Learned, Rates};
 use warmpath::replicas::strikes::{Strike, Strikes};
 use warmpath::replicas::{Member, Moment, ReplicaId, ReplicaTable};
 use warmpath::report::{Change, Position, Tier};
+use warmpath::share::births;
 use warmpath::share::bytes::Writer;
 use warmpath::share::drift;
 use warmpath::share::learned;
@@ -43,7 +44,7 @@ pub const VALUES: Target = Target {
     cases: 3000,
 };
 
-const KINDS: [Kind; 8] = [
+const KINDS: [Kind; 9] = [
     Kind::Vm,
     Kind::Log,
     Kind::Lease,
@@ -52,6 +53,7 @@ const KINDS: [Kind; 8] = [
     Kind::Chunk,
     Kind::Drift,
     Kind::Learned,
+    Kind::Births,
 ];
 
 /// A value of each kind.
@@ -114,6 +116,7 @@ fn written() -> Vec<Vec<u8>> {
         chunk.finish(),
         drift::write(&verdicts, FINGERPRINT, 7),
         learned::write(FINGERPRINT, 7, 4, [(replica, Learned::default())].into_iter()),
+        header(Kind::Births).finish(),
     ];
     // In front of each, the byte that says its kind.
     kinds
@@ -175,6 +178,8 @@ fn values(data: &[u8]) {
         }
         Kind::Drift => drift_value(&value),
         Kind::Learned => learned_value(&value),
+        // Who cannot be counted is not the main thread's.
+        Kind::Births => assert!(!births::is_main_threads(&Snapshot(value, Vec::new()))),
     });
     // Without a header of ours it is nobody's.
     assert_eq!(
