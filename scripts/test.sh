@@ -147,8 +147,9 @@ step_clippy() {
 # Everything but the tests that need an Envoy.
 step_unit() {
     cargo test --features demo --lib --bins --test golden --test golden_apis --test parity --test documents --test fuzz --test agent --test events
-    # Some seconds: the simulation's orders, whatever is tuned.
-    cargo run --quiet --features demo --bin warmpath-replay -- grid --smoke
+    # Some seconds: the simulation's orders, whatever is tuned. By the program that the tests have built: what `cargo run` builds is
+    # another one, since it takes the tests' own features of its dependencies away.
+    "$target/debug/warmpath-replay" grid --smoke
 }
 
 # What is fuzzed runs as wasm too: stack and pointers are smaller there. The feature leaves the filter's entry points out,
@@ -218,8 +219,9 @@ PY
 # Tests in a real Envoy: all, or those whose names contain one of the arguments.
 in_envoy() {
     local prepared=$root/.work/qwen3.warmpath
-    [ -f "$prepared" ] ||
-        cargo run --quiet --features tools --bin warmpath-prepare -- tests/data/models/qwen3 -o "$prepared"
+    # With it the programs that it uses are built, as the step unit has built them.
+    cargo test --features demo --test envoy --no-run
+    [ -f "$prepared" ] || "$target/debug/warmpath-prepare" tests/data/models/qwen3 -o "$prepared"
     WARMPATH_WASM=$target/wasm32-wasip1/release/warmpath.wasm WARMPATH_PREPARED=$prepared \
         WARMPATH_TRAP_WASM=$trap_wasm \
         cargo test --features demo --test envoy -- --test-threads=1 "$@"
