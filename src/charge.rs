@@ -7,7 +7,7 @@
 //! is left. Nothing here times out: a VM that dies takes its charges
 //! along, because readers ignore a VM whose heartbeat has stopped.
 
-use crate::replicas::{Moment, ReplicaId};
+use crate::replicas::{ByReplica, Moment, ReplicaId};
 use hashbrown::HashMap;
 use std::collections::VecDeque;
 use std::time::Duration;
@@ -49,11 +49,13 @@ impl Head {
 
 impl Charge {
     /// How long the first of those whose answer has not begun is being computed, and its uncached tokens.
+    #[inline]
     pub fn computing(&self, now: Moment) -> (Duration, u64) {
         (now.since(self.head.sent.max(self.began_at)), self.head.tokens)
     }
 
     /// The recent tokens, decayed to `now`.
+    #[inline]
     pub fn recent(&self, now: Moment, half_life: Duration) -> f64 {
         // Those of all VMs together are of this very moment.
         if now <= self.recent_at {
@@ -74,7 +76,7 @@ const MOST_RECENT_TOKENS: f64 = 1e12;
 /// Charges by replica.
 #[derive(Debug, Clone, Default)]
 pub struct Charges {
-    by_replica: HashMap<ReplicaId, Charge>,
+    by_replica: ByReplica<Charge>,
     /// Own requests whose answer has not begun, in the order in which they were sent. Nobody else needs them.
     queues: HashMap<ReplicaId, VecDeque<Head>>,
 }
@@ -160,7 +162,13 @@ impl Charges {
 
     /// One replica's charge; nothing when it has none.
     pub fn of(&self, replica: ReplicaId) -> Charge {
-        self.by_replica.get(&replica).copied().unwrap_or_default()
+        self.find(replica).copied().unwrap_or_default()
+    }
+
+    /// One replica's charge, where it has one.
+    #[inline]
+    pub fn find(&self, replica: ReplicaId) -> Option<&Charge> {
+        self.by_replica.get(&replica)
     }
 
     /// All charges.

@@ -28,7 +28,7 @@ pub use transfer::Settling;
 #[cfg(test)]
 mod naive;
 
-use crate::replicas::{MAX_REPLICAS, Moment, ReplicaId};
+use crate::replicas::{ByReplica, MAX_REPLICAS, Moment, ReplicaId};
 use crate::tokens::blocks::BlockHash;
 use hashbrown::{HashMap, HashSet};
 use shadow::Shadow;
@@ -47,7 +47,7 @@ const LAST_USE: u64 = 1 << 47;
 #[derive(Debug, Default)]
 pub struct PrefixIndex {
     tree: Tree,
-    slots: HashMap<ReplicaId, Slot>,
+    slots: ByReplica<Slot>,
     /// Slots of replicas that were dropped: first those that still hold something.
     leaving: Vec<Slot>,
     vacant: Vec<Slot>,
@@ -115,33 +115,43 @@ pub struct Overlaps<'a> {
 }
 
 impl Overlaps<'_> {
-    /// Blocks of the chain, counted from the root without a gap, that the replica holds.
-    pub fn of(&self, replica: ReplicaId) -> usize {
-        self.index.slots_of(replica).map(|slot| self.by(slot)).max().unwrap_or(0)
+    /// What is to be expected of this replica.
+    #[inline]
+    pub fn outlook(&self, replica: ReplicaId) -> Outlook {
+        let index = self.index;
+        let routed = index.slots.get(&replica).copied();
+        let reported = index.observed_slot(replica);
+        let is_reporting = index.is_reporting(replica);
+        let by = |slot: Option<Slot>| slot.map_or(0, |slot| self.by(slot));
+        let blocks = by(routed).max(by(reported));
+        let at_hand = index.at_hand_slot(replica);
+        let room = if is_reporting { reported } else { routed };
+        let new = self.all.saturating_sub(blocks);
+        Outlook {
+            blocks,
+            at_hand: at_hand.map_or(blocks, |slot| self.by(slot).max(by(routed))),
+            observed: is_reporting.then(|| by(reported)),
+            evicted: room.map_or(Evicted::default(), |slot| index.tree.would_evict(slot, new)),
+        }
     }
 
-    /// What of these the replica itself has reported; `None` where it does not report.
-    pub fn observed(&self, replica: ReplicaId) -> Option<usize> {
-        let is_reporting = self.index.is_reporting(replica);
-        is_reporting.then(|| self.of(replica.observed()))
-    }
-
-    /// What of these it need not fetch from a slower tier, as far as it says.
-    pub fn at_hand(&self, replica: ReplicaId) -> usize {
-        let Some(slot) = self.index.at_hand_slot(replica) else { return self.of(replica) };
-        let routed = self.index.slots.get(&replica).map_or(0, |slot| self.by(*slot));
-        self.by(slot).max(routed)
-    }
-
-    /// These, and what the replica would evict for the others: see [`PrefixIndex::would_evict`].
-    pub fn outlook(&self, replica: ReplicaId) -> (usize, Evicted) {
-        let blocks = self.of(replica);
-        (blocks, self.index.would_evict(replica, self.all.saturating_sub(blocks)))
-    }
-
+    #[inline]
     fn by(&self, slot: Slot) -> usize {
         self.blocks.get(usize::from(slot)).map_or(0, |blocks| *blocks as usize)
     }
+}
+
+/// What is to be expected of one replica for a chain.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub struct Outlook {
+    /// Blocks of the chain, counted from the root without a gap, that it holds.
+    pub blocks: usize,
+    /// What of these it need not fetch from a slower tier, as far as it says.
+    pub at_hand: usize,
+    /// What of these it has reported itself; `None` where it does not report.
+    pub observed: Option<usize>,
+    /// What it would evict for the others: see [`PrefixIndex::would_evict`].
+    pub evicted: Evicted,
 }
 
 /// Hashes block hashes by a seed.

@@ -331,12 +331,19 @@ impl Both {
         check_tree(&index.tree);
         let hashes = chain(path);
         let overlaps = index.overlaps(&hashes);
+        let walked = index.tree.path_by(&hashes, usize::MAX);
+        for steps in 0..=2 {
+            assert_eq!(index.tree.path_by(&hashes, steps), walked, "{at}, {steps} steps, {path:?}");
+        }
         for (replica, naive) in &self.naive {
             let expected = naive.overlap(path);
-            assert_eq!(overlaps.of(*replica), expected, "{at}, {replica:?}, {path:?}");
+            let Outlook { blocks, at_hand, observed: reported, evicted } =
+                overlaps.outlook(*replica);
+            assert_eq!((blocks, at_hand), (expected, expected), "{at}, {replica:?}, {path:?}");
+            assert_eq!(evicted, index.would_evict(*replica, path.len() - expected), "{at}");
             assert_eq!(index.overlap_blocks(*replica, &hashes), expected, "{at}");
             let observed = naive.is_reporting.then(|| naive.observed_overlap(path));
-            assert_eq!(overlaps.observed(*replica), observed, "{at}");
+            assert_eq!(reported, observed, "{at}");
             assert_eq!(index.held_blocks(*replica), naive.held.len(), "{at}, {replica:?}");
             let observed = naive.observed.as_ref().map_or(0, BTreeSet::len);
             assert_eq!(index.observed_blocks(*replica), observed, "{at}, {replica:?}");

@@ -256,6 +256,7 @@ impl PrefixIndex {
     }
 
     /// Whether a replica reports, and all of a report has been taken in.
+    #[inline]
     pub fn is_reporting(&self, replica: ReplicaId) -> bool {
         self.reporting.contains(&replica)
     }
@@ -343,15 +344,17 @@ impl PrefixIndex {
         self.slots.get(&replica).copied().into_iter().chain(self.observed_slot(replica))
     }
 
-    fn observed_slot(&self, replica: ReplicaId) -> Option<Slot> {
+    #[inline]
+    pub(super) fn observed_slot(&self, replica: ReplicaId) -> Option<Slot> {
         let is_real = self.hears_reports && replica.real() == replica;
-        self.slots.get(&replica.observed()).copied().filter(|_| is_real)
+        is_real.then(|| self.slots.get(&replica.observed()).copied()).flatten()
     }
 
     /// Where that is of what it reports which it has at hand, if it has slower tiers.
+    #[inline]
     pub(super) fn at_hand_slot(&self, replica: ReplicaId) -> Option<Slot> {
         let is_real = self.hears_reports && replica.real() == replica;
-        self.slots.get(&replica.at_hand()).copied().filter(|_| is_real)
+        is_real.then(|| self.slots.get(&replica.at_hand()).copied()).flatten()
     }
 
     /// By whom a replica's room is judged: itself, where it reports.

@@ -35,7 +35,7 @@ fn what_is_routed_counts_until_reports_must_have_it() {
     let new = Stretch::of(&chain, 3);
     assert_eq!(index.record_behind(REPLICA, 100, new.parent, new.blocks), Recorded::Held);
     check_overlap(&index, &[1, 2, 3, 4, 5], 5);
-    assert_eq!(index.overlaps(&chain).observed(REPLICA), Some(3));
+    assert_eq!(index.overlaps(&chain).outlook(REPLICA).observed, Some(3));
     store(&mut index, 3, &[4]);
     index.advance(Moment(7_000_000_000));
     index.shrink(usize::MAX);
@@ -140,7 +140,8 @@ fn what_is_at_hand_is_known_apart_wherever_it_is_told() {
     };
     let check = |index: &PrefixIndex, expected: (usize, usize)| {
         let overlaps = index.overlaps(&whole);
-        assert_eq!((overlaps.of(REPLICA), overlaps.at_hand(REPLICA)), expected);
+        let outlook = overlaps.outlook(REPLICA);
+        assert_eq!((outlook.blocks, outlook.at_hand), expected);
     };
     let (gpu, offload) = (Tier::Gpu, Tier::Offload);
     for (change, expected) in [

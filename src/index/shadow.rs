@@ -194,12 +194,18 @@ impl Tree {
         let (held, room) = (shadow.held, shadow.room());
         let over = if shadow.is_observed { held.min(room) } else { held };
         let wanted = (over + new_blocks).saturating_sub(room).min(held);
+        if wanted == 0 {
+            return Evicted::default();
+        }
         let (mut left, mut sum, mut last) = (wanted, 0u128, 0);
         let leaves = self.in_order(slot).filter_map(|at| self.holds.get(at));
         for hold in leaves.take(4 * LOOKED_AT).filter(|hold| hold.children == 0).take(LOOKED_AT) {
             let blocks = left.min(hold.held as usize);
             left -= blocks;
             last = hold.used();
+            if blocks == wanted {
+                return Evicted { blocks, used: last };
+            }
             sum += u128::from(last) * blocks as u128;
             if left == 0 {
                 break;
@@ -208,8 +214,8 @@ impl Tree {
         sum += u128::from(last) * left as u128;
         // Wide divisions are slow, and hardly ever needed.
         let used = match u64::try_from(sum) {
-            Ok(sum) => sum.checked_div(wanted as u64).unwrap_or(0),
-            Err(_) => u64::try_from(sum / wanted.max(1) as u128).unwrap_or(u64::MAX),
+            Ok(sum) => sum / wanted as u64,
+            Err(_) => u64::try_from(sum / wanted as u128).unwrap_or(u64::MAX),
         };
         Evicted { blocks: wanted, used }
     }

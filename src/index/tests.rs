@@ -9,7 +9,7 @@ pub(super) fn hashes(values: &[u64]) -> Vec<BlockHash> {
 #[track_caller]
 pub(super) fn check_overlap(index: &PrefixIndex, chain: &[u64], expected: usize) {
     assert_eq!(index.overlap_blocks(REPLICA, &hashes(chain)), expected, "{chain:?}");
-    assert_eq!(index.overlaps(&hashes(chain)).of(REPLICA), expected, "{chain:?}");
+    assert_eq!(index.overlaps(&hashes(chain)).outlook(REPLICA).blocks, expected, "{chain:?}");
 }
 
 #[test]
@@ -332,4 +332,37 @@ fn sixty_four_full_replicas_take_sixteen_bytes_a_block() {
     check_bytes(6, 125, 12);
     check_bytes(6, 0, 17);
     check_bytes(6, 0, 20);
+}
+
+/// Chains that part from each other everywhere, some evicted in part, and some that no engine has: with a block replaced.
+#[test]
+fn a_path_is_the_same_by_leaps_and_by_steps() {
+    let mut random = naive::Random(0x9E37_79B9);
+    let (mut index, mut chains) = (PrefixIndex::with_seed(7), vec![Vec::new()]);
+    let (mut most_leapt, mut new) = (0, 0);
+    for round in 0..400 {
+        let mut chain: Vec<BlockHash> = chains[random.below(chains.len() as u64) as usize].clone();
+        chain.truncate(random.below(chain.len() as u64 + 1) as usize);
+        for _ in 0..random.below(120) {
+            new += 1;
+            chain.push(BlockHash(new));
+        }
+        let replica = ReplicaId { slot: random.below(6) as u32, incarnation: 1 };
+        index.record(replica, 3000, &chain);
+        chains.push(chain);
+        for _ in 0..20 {
+            let mut chain = chains[random.below(chains.len() as u64) as usize].clone();
+            if random.below(4) == 0 && !chain.is_empty() {
+                let at = random.below(chain.len() as u64) as usize;
+                chain[at] = BlockHash(random.below(new + 2));
+            }
+            let walked = index.tree.path_by(&chain, usize::MAX);
+            most_leapt = most_leapt.max(index.tree.leapt(&chain));
+            for steps in [0, 1, 2, 5, 8] {
+                let path = index.tree.path_by(&chain, steps);
+                assert_eq!(path, walked, "round {round}, {steps} steps, {chain:?}");
+            }
+        }
+    }
+    assert!(most_leapt > 16, "{most_leapt}");
 }

@@ -143,6 +143,10 @@ impl Place {
     pub(super) const ROOT: Self = Self { segment: NONE, blocks: 0 };
 }
 
+/// Segments of a path that are found step by step, each by its hash. Most paths have a few; behind these some ten look-ups find
+/// the end of any, so halved a short path may take twice as many, and doubled a long one.
+const STEPS: usize = 8;
+
 #[derive(Debug, Default)]
 pub(super) struct Tree {
     pub(super) segments: Slab<Segment>,
@@ -171,8 +175,27 @@ impl Tree {
 
     /// The segments that a chain goes through, and how many blocks of each are the chain's.
     pub(super) fn path(&self, chain: &[BlockHash]) -> Vec<Place> {
-        let (mut path, mut rest, mut parent) = (Vec::with_capacity(16), chain, NONE);
-        while let Some(head) = rest.first() {
+        self.path_by(chain, STEPS)
+    }
+
+    /// As [`Self::path`], which is so found however many steps come before the leap.
+    pub(super) fn path_by(&self, chain: &[BlockHash], steps: usize) -> Vec<Place> {
+        let mut path = Vec::with_capacity(16);
+        self.walk(chain, &mut path, steps);
+        if path.len() == steps {
+            self.leap(chain, &mut path);
+            self.walk(chain, &mut path, usize::MAX);
+        }
+        path
+    }
+
+    /// Goes on from a path's end, a segment at a time, until it has so many.
+    fn walk(&self, chain: &[BlockHash], path: &mut Vec<Place>, most: usize) {
+        let Some((mut parent, mut depth)) = self.end_of(path) else { return };
+        while path.len() < most
+            && let Some((head, rest)) =
+                chain.get(depth..).and_then(|rest| Some((rest.first()?, rest)))
+        {
             let Some(id) = self.child(parent, *head) else { break };
             let Some(segment) = self.segments.get(id) else { break };
             let blocks = segment.common(0, rest);
@@ -180,10 +203,53 @@ impl Tree {
             if blocks < segment.len() {
                 break;
             }
-            rest = rest.get(blocks as usize..).unwrap_or_default();
+            depth += blocks as usize;
             parent = id;
         }
-        path
+    }
+
+    /// The segment at the end of a path, and the blocks to there. `None` where the chain leaves that segment.
+    fn end_of(&self, path: &[Place]) -> Option<(u32, usize)> {
+        let Some(last) = path.last() else { return Some((NONE, 0)) };
+        let segment = self.segments.get(last.segment)?;
+        (last.blocks == segment.len())
+            .then_some((last.segment, (segment.start + last.blocks) as usize))
+    }
+
+    /// Goes on from a path's end at once to the deepest block of the chain that can be found by its hash: by halving, and
+    /// from there back, from segment to segment.
+    ///
+    /// What is found is what steps would find. Where a block is not at its place in the chain, or what is in front of it is
+    /// not the chain's, the path stays as it is: only what nobody has computed can be so.
+    fn leap(&self, chain: &[BlockHash], path: &mut Vec<Place>) {
+        let Some((end, depth)) = self.end_of(path) else { return };
+        // The last block of each so many.
+        let spot = |number: usize| {
+            let at = number * STRIDE + STRIDE - 1;
+            let (segment, place) = self.places.find(&self.segments, *chain.get(at)?)?;
+            (place as usize == at).then_some(segment)
+        };
+        let (mut found, mut from, mut to) = (None, depth / STRIDE, chain.len() / STRIDE);
+        while from < to {
+            let middle = usize::midpoint(from, to);
+            match spot(middle) {
+                Some(segment) => (found, from) = (Some(segment), middle + 1),
+                None => to = middle,
+            }
+        }
+        let (kept, mut id) = (path.len(), found.unwrap_or(end));
+        while id != end {
+            let (at, is_last) = (self.segments.get(id), path.len() == kept);
+            let rest = at.and_then(|segment| chain.get(segment.start as usize..));
+            let blocks = at.zip(rest).map_or(0, |(segment, rest)| segment.common(0, rest));
+            if blocks == 0 || !(is_last || at.is_some_and(|segment| blocks == segment.len())) {
+                path.truncate(kept);
+                break;
+            }
+            path.push(Place { segment: id, blocks });
+            id = at.map_or(end, |segment| segment.parent);
+        }
+        path.get_mut(kept..).unwrap_or_default().reverse();
     }
 
     pub(super) fn child(&self, parent: u32, head: BlockHash) -> Option<u32> {
@@ -567,6 +633,14 @@ impl Tree {
 
     pub(super) fn shadow_mut(&mut self, slot: Slot) -> Option<&mut Shadow> {
         self.shadows.get_mut(usize::from(slot))
+    }
+
+    /// How many segments of a chain's path are found by a leap from the root.
+    #[cfg(test)]
+    pub(super) fn leapt(&self, chain: &[BlockHash]) -> usize {
+        let mut path = Vec::new();
+        self.leap(chain, &mut path);
+        path.len()
     }
 
     /// What it has asked the allocator for, with what an allocator adds to each stretch of blocks.

@@ -25,7 +25,7 @@ pub mod line;
 pub mod pending;
 pub mod sizing;
 
-use crate::replicas::{Moment, ReplicaId, ReplicaTable};
+use crate::replicas::{ByReplica, Moment, ReplicaId, ReplicaTable};
 use hashbrown::HashMap;
 use line::{Line, median};
 use sizing::Evidence;
@@ -380,7 +380,7 @@ impl Answers {
 /// The speed of every replica.
 #[derive(Debug, Clone, PartialEq, Default)]
 pub struct Rates {
-    by_replica: HashMap<ReplicaId, Speed>,
+    by_replica: ByReplica<Speed>,
 }
 
 impl Rates {
@@ -400,7 +400,7 @@ impl Rates {
             let of_cluster = by_cluster.entry(&replica.cluster).or_default();
             of_cluster.push((replica.id, sums.speed(), sums.at));
         }
-        let mut by_replica = HashMap::new();
+        let mut by_replica = ByReplica::default();
         for replicas in by_cluster.values() {
             let measured = || replicas.iter().filter(|(_, speed, _)| speed.samples > 0);
             let rates = measured().filter_map(|(_, speed, _)| speed.prefill_tokens_per_s);
@@ -422,7 +422,13 @@ impl Rates {
 
     /// One replica's.
     pub fn of(&self, replica: ReplicaId) -> Speed {
-        self.by_replica.get(&replica).copied().unwrap_or_default()
+        self.find(replica).copied().unwrap_or_default()
+    }
+
+    /// One replica's, where anything is known of it.
+    #[inline]
+    pub fn find(&self, replica: ReplicaId) -> Option<&Speed> {
+        self.by_replica.get(&replica)
     }
 
     /// Puts one.

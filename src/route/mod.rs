@@ -20,7 +20,7 @@ pub use policy::Policy;
 pub use reason::Reason;
 
 use crate::charge::{Charge, Charges};
-use crate::index::{Evicted, Overlaps, PrefixIndex, Stretch};
+use crate::index::{Evicted, Outlook, Overlaps, PrefixIndex, Stretch};
 use crate::learn::{Rates, Speed};
 use crate::replicas::strikes::Strikes;
 use crate::replicas::{Health, Moment, Replica, ReplicaId, ReplicaTable};
@@ -379,11 +379,16 @@ fn choose(
         PromptKnowledge::Unknown { estimated_tokens, .. } => estimated_tokens,
     };
     let known = Known::of(view.index, chains);
-    let charges: Vec<Charge> =
-        replicas.iter().map(|replica| view.charges.of(identity(replica.id))).collect();
-    let in_flight: f64 = charges.iter().map(|charge| f64::from(charge.requests)).sum();
-    let speeds: Vec<Speed> = replicas.iter().map(|replica| view.rates.of(replica.id)).collect();
-    let rates: f64 = speeds.iter().map(|speed| speed.rate(&config.cost)).sum();
+    let (idle, unheard) = (Charge::default(), Speed::default());
+    let loads: Vec<(&Charge, &Speed)> = replicas
+        .iter()
+        .map(|replica| {
+            let charge = view.charges.find(identity(replica.id)).unwrap_or(&idle);
+            (charge, view.rates.find(replica.id).unwrap_or(&unheard))
+        })
+        .collect();
+    let in_flight: f64 = loads.iter().map(|(charge, _)| f64::from(charge.requests)).sum();
+    let rates: f64 = loads.iter().map(|(_, speed)| speed.rate(&config.cost)).sum();
     let request = Request {
         prompt_tokens,
         answer_limit: question.answer_limit,
@@ -394,7 +399,7 @@ fn choose(
     };
     let mut weighed: Vec<Weighed<'_>> = replicas
         .iter()
-        .zip(charges.iter().zip(speeds))
+        .zip(loads)
         .map(|(replica, load)| weigh(config, view, &request, replica, load, &known))
         .collect();
     guards::relieve(config, &mut weighed);
@@ -555,9 +560,9 @@ impl<'a> Known<'a> {
             let source = Source::Routed;
             return Had { block_size, blocks: 0, tokens: 0, offloaded: 0, source, evicted };
         };
-        let (blocks, evicted) = overlaps.outlook(id);
+        let Outlook { blocks, at_hand, observed, evicted } = overlaps.outlook(id);
         let reusable = blocks.min(chain.reusable_blocks());
-        let source = match overlaps.observed(id) {
+        let source = match observed {
             None => Source::Routed,
             Some(observed) if observed >= reusable => Source::Observed,
             Some(_) => Source::Pending,
@@ -565,7 +570,7 @@ impl<'a> Known<'a> {
         let tokens = |blocks: usize| {
             u32::try_from(blocks).unwrap_or(u32::MAX).saturating_mul(block_size.get())
         };
-        let offloaded = tokens(reusable.saturating_sub(overlaps.at_hand(id)));
+        let offloaded = tokens(reusable.saturating_sub(at_hand));
         Had { block_size, blocks, tokens: tokens(reusable), offloaded, source, evicted }
     }
 }
@@ -575,7 +580,7 @@ fn weigh<'a>(
     view: &View<'_>,
     request: &Request,
     replica: &'a Replica,
-    (charge, speed): (&Charge, Speed),
+    (charge, speed): (&Charge, &Speed),
     known: &Known<'_>,
 ) -> Weighed<'a> {
     let Had { block_size, blocks, tokens, offloaded, source, evicted } =
@@ -602,7 +607,7 @@ fn weigh<'a>(
         reported: load.map(|load| (f64::from(load.running), f64::from(load.waiting))),
         reported_own: load.map_or(0.0, |load| f64::from(load.own)),
         kv_usage: load.and_then(|load| load.kv_usage),
-        speed,
+        speed: *speed,
         evicted_tokens: evicted.blocks as f64 * f64::from(block_size.get()),
         evicted_age_s: view.now.since(used).as_secs_f64(),
         loads_adapter: request.adapter.is_some_and(|adapter| replica.must_load(adapter)),

@@ -240,7 +240,8 @@ fn a_tier_that_comes_later_is_heard_of_with_everything_else() {
     for link in &envoy.links {
         let chain = chain(1, 9);
         let overlaps = link.index().overlaps(&chain);
-        assert_eq!((overlaps.of(replica), overlaps.at_hand(replica)), (9, 3));
+        let outlook = overlaps.outlook(replica);
+        assert_eq!((outlook.blocks, outlook.at_hand), (9, 3));
     }
 }
 
