@@ -5,26 +5,28 @@
 //! time (whether a cluster exists, whether a tokenizer can be fetched) is not checked here.
 
 mod cache_report;
+mod clusters;
+mod cost;
 mod fields;
+mod health;
 mod left;
 mod models;
 mod scaling;
 
 use crate::classes::ClassConfig;
-use crate::drift::{DriftConfig, Window};
+use crate::drift::DriftConfig;
 use crate::replicas::strikes::PassiveHealth;
 use crate::route::{Policy, RouteConfig};
 use crate::scaling::ScalingConfig;
 use crate::score::CostConfig;
-use crate::share::LAYOUT;
 pub use cache_report::{AgentConfig, CacheReportConfig};
+pub use clusters::{ClusterConfig, Membership, PollConfig};
 use fields::{Fields, shown};
 pub use left::Left;
 pub use models::ModelConfig;
 use serde_json::Value;
 use std::fmt;
 use std::time::Duration;
-use xxhash_rust::xxh3::Xxh3;
 
 /// A checked configuration.
 #[derive(Debug, Clone, PartialEq)]
@@ -77,30 +79,6 @@ pub struct Config {
     fingerprint: u64,
 }
 
-/// One Envoy cluster.
-#[derive(Debug, Clone, PartialEq, Eq)]
-pub struct ClusterConfig {
-    /// Its name, as the route names it.
-    pub name: String,
-    /// Where its members come from.
-    pub membership: Membership,
-    /// How a single replica can be asked for its load; none: not asked.
-    pub poll: Option<PollConfig>,
-}
-
-/// How a single replica is asked.
-#[derive(Debug, Clone, PartialEq, Eq)]
-pub struct PollConfig {
-    /// Cluster through which each replica can be reached by its address.
-    pub cluster: String,
-    /// Port of the answers, where it is not the one that is served.
-    pub port: Option<u16>,
-    /// `:authority` of the questions, where it is not the replica's address.
-    pub authority: Option<String>,
-    /// What `/v1/models` wants to see.
-    pub api_key: Option<Secret>,
-}
-
 /// A text that is not shown.
 #[derive(Clone, PartialEq, Eq)]
 pub struct Secret(String);
@@ -116,15 +94,6 @@ impl fmt::Debug for Secret {
     fn fmt(&self, formatter: &mut fmt::Formatter<'_>) -> fmt::Result {
         formatter.write_str("Secret")
     }
-}
-
-/// Where a cluster's members come from.
-#[derive(Debug, Clone, PartialEq, Eq)]
-pub enum Membership {
-    /// Envoy's admin interface, reached through this cluster.
-    Admin(String),
-    /// These addresses, for good.
-    Static(Vec<String>),
 }
 
 /// Who may see why a replica was chosen.
@@ -262,17 +231,17 @@ impl Config {
         })?;
         let mut root = Fields::new("configuration", &value)?;
         let models = root.list("models", models::model)?;
-        let clusters = root.list("clusters", cluster)?;
+        let clusters = root.list("clusters", clusters::cluster)?;
         let cost = match root.take("cost") {
-            Some(value) => cost(&mut Fields::new("cost", value)?)?,
+            Some(value) => cost::cost(&mut Fields::new("cost", value)?)?,
             None => CostConfig::default(),
         };
         let passive_health = match root.take("passive_health") {
-            Some(value) => passive_health(&mut Fields::new("passive_health", value)?)?,
+            Some(value) => health::passive_health(&mut Fields::new("passive_health", value)?)?,
             None => PassiveHealth::default(),
         };
         let drift = match root.take("drift") {
-            Some(value) => drift(&mut Fields::new("drift", value)?)?,
+            Some(value) => health::drift(&mut Fields::new("drift", value)?)?,
             None => DriftConfig::default(),
         };
         let cache_report = match root.take("cache_report") {
@@ -302,7 +271,7 @@ impl Config {
         };
         let shadow = shadow(&mut root, &route)?;
         let config = Self {
-            fingerprint: fingerprint(&clusters),
+            fingerprint: clusters::fingerprint(&clusters),
             models,
             clusters,
             route,
@@ -380,135 +349,6 @@ impl Config {
     pub fn cluster_named(&self, name: &str) -> Option<&ClusterConfig> {
         self.clusters.iter().find(|cluster| cluster.name == name)
     }
-}
-
-/// Only what gives shared values their meaning, which is whom a replica's number stands for: a
-/// change of a cost or a model must not lose what was learned. A block's hash says by itself of
-/// which model and tokens it is.
-fn fingerprint(clusters: &[ClusterConfig]) -> u64 {
-    let mut hasher = Xxh3::new();
-    hasher.update(&LAYOUT.to_le_bytes());
-    let mut part = |text: &str| {
-        hasher.update(&(text.len() as u64).to_le_bytes());
-        hasher.update(text.as_bytes());
-    };
-    for cluster in clusters {
-        part("cluster");
-        part(&cluster.name);
-        match &cluster.membership {
-            Membership::Admin(admin) => part(admin),
-            Membership::Static(addresses) => addresses.iter().for_each(|address| part(address)),
-        }
-        part("poll");
-        part(cluster.poll.as_ref().map_or("", |poll| &poll.cluster));
-    }
-    hasher.digest()
-}
-
-fn cluster(fields: &mut Fields<'_>) -> Result<ClusterConfig, ConfigError> {
-    let name = fields.text("name")?;
-    let admin = fields.optional_text("admin_cluster")?;
-    let replicas = fields.texts("replicas")?;
-    let membership = match (admin, replicas) {
-        (Some(admin), None) => Membership::Admin(admin),
-        (None, Some(replicas)) => {
-            for (index, address) in replicas.iter().enumerate() {
-                if address.parse::<std::net::SocketAddr>().is_err() {
-                    let path = format!("{}[{index}]", fields.path_of("replicas"));
-                    return Err(error(
-                        &path,
-                        format!("expected ip:port, found {}", shown(&address.as_str().into())),
-                    ));
-                }
-            }
-            Membership::Static(replicas)
-        }
-        _ => {
-            let problem = "expected one of admin_cluster and replicas".to_owned();
-            return Err(error(&fields.path, problem));
-        }
-    };
-    Ok(ClusterConfig { name, membership, poll: poll(fields)? })
-}
-
-fn poll(fields: &mut Fields<'_>) -> Result<Option<PollConfig>, ConfigError> {
-    let cluster = fields.optional_text("poll_cluster")?;
-    let port = match fields.integer("poll_port", 0, 1, u16::MAX.into())? {
-        0 => None,
-        port => u16::try_from(port).ok(),
-    };
-    let authority = fields.optional_text("poll_authority")?;
-    if authority.as_ref().is_some_and(|text| !text.bytes().all(|byte| byte.is_ascii_graphic())) {
-        return Err(error(&fields.path_of("poll_authority"), "expected a host name".to_owned()));
-    }
-    let api_key = fields.optional_secret("poll_api_key")?;
-    let Some(cluster) = cluster else {
-        let given = [
-            ("poll_port", port.is_some()),
-            ("poll_authority", authority.is_some()),
-            ("poll_api_key", api_key.is_some()),
-        ];
-        return match given.into_iter().find(|(_, given)| *given) {
-            Some((key, _)) => {
-                Err(error(&fields.path_of(key), "of no use without poll_cluster".to_owned()))
-            }
-            None => Ok(None),
-        };
-    };
-    Ok(Some(PollConfig { cluster, port, authority, api_key: api_key.map(Secret) }))
-}
-
-fn cost(fields: &mut Fields<'_>) -> Result<CostConfig, ConfigError> {
-    let config = CostConfig {
-        prefill_tokens_per_s: fields.number("prefill_tokens_per_s", 8000.0, 1.0, 1e9)?,
-        attention_tokens: fields.number("attention_tokens", 100_000.0, 1.0, 1e12)?,
-        mean_uncached_tokens: fields.number("mean_uncached_tokens", 512.0, 0.0, 1e9)?,
-        mean_answer_tokens: fields.number("mean_answer_tokens", 128.0, 0.0, 1e9)?,
-        decode_s_per_token: fields.number("decode_ms_per_token", 0.15, 0.0, 1e6)? / 1000.0,
-        neighbour_weight: fields.number("neighbour_weight", 1.0, 0.0, 100.0)?,
-        pressure_s: fields.number("pressure_ms", 10.0, 0.0, 1e6)? / 1000.0,
-        recent_weight: fields.number("recent_weight", 0.1, 0.0, 1.0)?,
-        recent_half_life: fields.millis("recent_half_life_ms", 5000, 1, 600_000)?,
-        eviction_weight: fields.number("eviction_weight", 0.1, 0.0, 100.0)?,
-        adapter_load_s: fields.number("adapter_load_ms", 100.0, 0.0, 1e6)? / 1000.0,
-        transfer_tokens_per_s: fields.number("transfer_tokens_per_s", 100_000.0, 1.0, 1e9)?,
-    };
-    fields.finish()?;
-    Ok(config)
-}
-
-fn passive_health(fields: &mut Fields<'_>) -> Result<PassiveHealth, ConfigError> {
-    let config = PassiveHealth {
-        failures: fields.integer("failures", 5, 0, 1000)? as u32,
-        base: fields.millis("base_ms", 1000, 1, 600_000)?,
-        max: fields.millis("max_ms", 30_000, 1, 600_000)?,
-    };
-    if config.max < config.base {
-        let problem = format!("expected at least base_ms ({})", config.base.as_millis());
-        return Err(error(&fields.path_of("max_ms"), problem));
-    }
-    fields.finish()?;
-    Ok(config)
-}
-
-fn drift(fields: &mut Fields<'_>) -> Result<DriftConfig, ConfigError> {
-    let default = DriftConfig::default();
-    let longest = Window::LONGEST;
-    let canary = fields.millis("canary_ms", 60_000, 0, 86_400_000)?;
-    let config = DriftConfig {
-        differing: fields.integer("differing", default.differing, 0, longest)? as u32,
-        window: fields.integer("window", default.window, 1, longest)? as u32,
-        recovery: fields.integer("recovery", default.recovery, 1, longest)? as u32,
-        hold: fields.millis("hold_ms", 10_000, 0, 3_600_000)?,
-        canary_interval: Some(canary).filter(|interval| !interval.is_zero()),
-        sample_live: fields.switch_or("sample_live", default.sample_live)?,
-    };
-    if config.differing > config.window {
-        let problem = format!("expected at most window ({})", config.window);
-        return Err(error(&fields.path_of("differing"), problem));
-    }
-    fields.finish()?;
-    Ok(config)
 }
 
 /// The same choice by another policy, which turns nobody away.
