@@ -4,6 +4,7 @@
 use super::program::{
     Filter, For, LoopField, Macro, Method, Name, Node, Operator, Program, Step, Test,
 };
+use hashbrown::HashMap;
 use minijinja::machinery::ast::{
     BinOpKind, CallArg, CallType, CompareOpKind, Expr, ForLoop, Macro as MacroTree, Stmt,
     UnaryOpKind,
@@ -12,7 +13,8 @@ use minijinja::value::{Value, ValueKind};
 
 /// What a whole template comes to.
 pub(super) fn program(tree: &Stmt<'_>) -> Program {
-    let mut compiler = Compiler { names: Vec::new(), macros: Vec::new(), depth: 0 };
+    let (names, places, macros) = (Vec::new(), HashMap::new(), Vec::new());
+    let mut compiler = Compiler { names, places, macros, depth: 0 };
     let steps = match tree {
         Stmt::Template(template) => compiler.steps(&template.children),
         _ => vec![Step::Beyond],
@@ -22,6 +24,8 @@ pub(super) fn program(tree: &Stmt<'_>) -> Program {
 
 struct Compiler {
     names: Vec<Box<str>>,
+    /// Where each of them is: a template may have tens of thousands, and all are read in one go.
+    places: HashMap<Box<str>, Name>,
     macros: Vec<Macro>,
     /// How many scopes there are around.
     depth: usize,
@@ -29,13 +33,14 @@ struct Compiler {
 
 impl Compiler {
     fn name(&mut self, name: &str) -> Name {
-        let known = self.names.iter().position(|known| **known == *name);
-        let place = known.unwrap_or_else(|| {
-            self.names.push(name.into());
-            self.names.len() - 1
-        });
+        if let Some(place) = self.places.get(name) {
+            return *place;
+        }
         // A template is shorter than so many names.
-        Name::try_from(place).unwrap_or(Name::MAX)
+        let place = Name::try_from(self.names.len()).unwrap_or(Name::MAX);
+        self.names.push(name.into());
+        self.places.insert(name.into(), place);
+        place
     }
 
     fn steps(&mut self, statements: &[Stmt<'_>]) -> Vec<Step> {

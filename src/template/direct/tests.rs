@@ -211,6 +211,16 @@ fn statements_are_the_librarys() {
     check("{% for x in l if x == 'a' %}{{ x }}{% endfor %}", None);
 }
 
+/// As many as a template of a quarter of a megabyte has.
+#[test]
+fn tens_of_thousands_of_names_are_each_their_own() {
+    let named: String = (0..20_000).map(|n| format!("{{{{ v{n} }}}}")).collect();
+    let source = format!(
+        "{{% set v0 = 'a' %}}{{% set v19999 = 'b' %}}{{{{ v0 }}}}{{{{ v19999 }}}}{{% if v0 == v19999 %}}{named}{{% endif %}}"
+    );
+    check(&source, Some("ab"));
+}
+
 #[test]
 fn scopes_are_the_librarys() {
     check(
