@@ -4,7 +4,7 @@
 //! Classes only name what is counted. No choice depends on one, and no label on a client's whim: names are cut to
 //! plain characters, and there are never more of them than the configuration allows.
 
-use crate::request::{Api, Chat, Input, Prompt};
+use crate::request::{Api, Chat, Input, Prompt, field};
 use serde_json::Value;
 use std::rc::Rc;
 
@@ -86,14 +86,14 @@ impl Class {
 
 fn has_tools(chat: &Chat) -> bool {
     let offered = chat.tools.is_some();
-    offered || chat.messages.iter().any(|message| message.contains_key("tool_calls"))
+    offered || chat.messages.iter().any(|message| field(message, "tool_calls").is_some())
 }
 
 fn has_document(chat: &Chat) -> bool {
     let is_users = |role: Option<&Value>| role.and_then(Value::as_str) == Some("user");
-    let mut users = chat.messages.iter().filter(|message| is_users(message.get("role")));
+    let mut users = chat.messages.iter().filter(|message| is_users(field(message, "role")));
     let given = chat.documents.as_ref().is_some_and(|documents| !documents.is_empty());
-    given || users.any(|message| text_bytes(message.get("content")) >= DOCUMENT_BYTES)
+    given || users.any(|message| text_bytes(field(message, "content")) >= DOCUMENT_BYTES)
 }
 
 /// Text of a message's content, which may be in parts.

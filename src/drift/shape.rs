@@ -3,7 +3,7 @@
 //! Numbers, roles and names of fields; no text of a client's, not even a role that is not one of the known.
 
 use super::Kind;
-use crate::request::{Api, Chat, Input, Prompt};
+use crate::request::{Api, Chat, Input, Prompt, field};
 use serde_json::{Map, Value};
 use std::fmt;
 
@@ -90,14 +90,15 @@ impl Shape {
         for (letter, message) in self.roles.iter_mut().zip(&chat.messages) {
             *letter = role(message);
         }
-        let any = |test: fn(&Map<String, Value>) -> bool| chat.messages.iter().any(test);
-        self.mark("parts", any(|message| message.get("content").is_some_and(Value::is_array)));
+        for (name, value) in chat.messages.iter().flatten() {
+            match name.as_str() {
+                "content" if value.is_array() => self.mark("parts", true),
+                "tool_calls" => self.mark("tool_calls", true),
+                "reasoning" | "reasoning_content" => self.mark("reasoning", true),
+                _ => {}
+            }
+        }
         self.mark("media", !chat.media.is_empty());
-        self.mark("tool_calls", any(|message| message.contains_key("tool_calls")));
-        let reasons = |message: &Map<String, Value>| {
-            message.contains_key("reasoning") || message.contains_key("reasoning_content")
-        };
-        self.mark("reasoning", any(reasons));
         self.mark("documents", chat.documents.is_some());
         self.mark("reasoning_effort", chat.reasoning_effort.is_some());
         self.mark("chat_template_kwargs", !chat.template_arguments.is_empty());
@@ -108,7 +109,7 @@ impl Shape {
 }
 
 fn role(message: &Map<String, Value>) -> u8 {
-    match message.get("role").and_then(Value::as_str) {
+    match field(message, "role").and_then(Value::as_str) {
         Some("system") => b's',
         Some("developer") => b'd',
         Some("user") => b'u',

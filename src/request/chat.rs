@@ -3,7 +3,7 @@
 //! Checks what a template can see and keeps it as the client wrote it; what the engine makes of it before
 //! rendering is [`crate::template`]'s part.
 
-use super::json::{Budget, Counted, Fields, read, skip};
+use super::json::{Budget, Counted, Fields, field, read, skip};
 use super::media::{self, Media};
 use super::{Chat, Input, Prompt, RequestError, Shared};
 use serde::de::MapAccess;
@@ -70,7 +70,7 @@ fn prompt(mut fields: Shared) -> Result<Prompt, RequestError> {
         messages,
         media,
         tools: tools(&mut fields)?,
-        tool_choice: fields.0.remove("tool_choice").filter(|choice| !choice.is_null()),
+        tool_choice: fields.take_out("tool_choice").filter(|choice| !choice.is_null()),
         documents: documents(&mut fields)?,
         reasoning_effort: fields.text("reasoning_effort")?,
         template_arguments: template_arguments(&mut fields)?,
@@ -112,7 +112,7 @@ pub(super) fn take_list(
     fields: &mut Shared,
     name: &'static str,
 ) -> Result<Option<Vec<Value>>, RequestError> {
-    match fields.0.remove(name) {
+    match fields.take_out(name) {
         None | Some(Value::Null) => Ok(None),
         Some(Value::Array(items)) => Ok(Some(items)),
         Some(_) => Err(RequestError::Field(name)),
@@ -137,7 +137,7 @@ pub(super) fn checked(messages: Vec<Value>) -> Result<(Messages, Vec<Media>), Re
             return Err(RequestError::Field("messages"));
         };
         media::take_from(&mut message, &mut media)?;
-        if !message.get("role").is_some_and(Value::is_string) {
+        if !field(&message, "role").is_some_and(Value::is_string) {
             return Err(RequestError::Field("messages"));
         }
         read.push(message);
@@ -186,7 +186,7 @@ const RESERVED_ARGUMENTS: [&str; 14] = [
 ];
 
 pub(super) fn template_arguments(fields: &mut Shared) -> Result<Map<String, Value>, RequestError> {
-    match fields.0.remove("chat_template_kwargs") {
+    match fields.take_out("chat_template_kwargs") {
         None | Some(Value::Null) => Ok(Map::new()),
         Some(Value::Object(arguments)) => {
             if RESERVED_ARGUMENTS.iter().any(|name| arguments.contains_key(*name)) {

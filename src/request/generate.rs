@@ -46,7 +46,7 @@ pub(super) fn parse(body: &[u8]) -> Result<Prompt, RequestError> {
         input @ Input::Tokens(_) => input,
         _ => return Err(RequestError::NoPrompt),
     };
-    let sampling = match fields.0.remove("sampling_params") {
+    let sampling = match fields.take_out("sampling_params") {
         Some(Value::Object(sampling)) => Shared(sampling),
         _ => Shared::default(),
     };

@@ -109,6 +109,14 @@ pub(super) fn skip<'de, A: MapAccess<'de>>(map: &mut A) -> Result<(), A::Error> 
     map.next_value::<IgnoredAny>().map(|_| ())
 }
 
+/// A field of an object. Messages have few: to compare their names is quicker than to hash one.
+pub(crate) fn field<'a>(fields: &'a Map<String, Value>, name: &str) -> Option<&'a Value> {
+    match fields.len() {
+        0..=8 => fields.iter().find(|(known, _)| *known == name).map(|(_, value)| value),
+        _ => fields.get(name),
+    }
+}
+
 /// Reads a [`Value`], counting.
 pub(super) struct Counted<'a>(pub(super) &'a Budget);
 

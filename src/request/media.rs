@@ -4,7 +4,7 @@
 //! text. Nothing is fetched and nothing decoded, so a URL stands for whatever is behind it, and one picture under two
 //! URLs is two.
 
-use super::RequestError;
+use super::{RequestError, field};
 use serde_json::{Map, Value};
 use std::mem::take;
 use xxhash_rust::xxh3::Xxh3;
@@ -68,6 +68,9 @@ pub(super) fn take_from(
     message: &mut Map<String, Value>,
     media: &mut Vec<Media>,
 ) -> Result<(), RequestError> {
+    if !field(message, "content").is_some_and(Value::is_array) {
+        return Ok(());
+    }
     let Some(Value::Array(parts)) = message.get_mut("content") else { return Ok(()) };
     for part in parts {
         let Value::Object(fields) = part else { continue };

@@ -45,7 +45,7 @@ pub(super) fn parse(body: &[u8]) -> Result<Prompt, RequestError> {
     };
     let tools = tools(&mut fields, &given)?;
     let mut messages = Vec::with_capacity(given.len() + 1);
-    if let Some(system) = fields.0.remove("system") {
+    if let Some(system) = fields.take_out("system") {
         messages.extend(system_message(&system)?);
     }
     for message in given {

@@ -20,7 +20,7 @@ use crate::rules::Rules;
 pub use api::Api;
 pub use json::is_complete;
 use json::{Budget, Counted, Fields, read, skip};
-pub(crate) use json::{JsonText, MAX_VALUES, json_text};
+pub(crate) use json::{JsonText, MAX_VALUES, field, json_text};
 pub use media::{Media, MediaKind};
 use serde::de::MapAccess;
 use serde_json::{Map, Value};
@@ -249,8 +249,16 @@ impl Shared {
         "truncation_side",
     ];
 
+    #[inline(never)]
     fn field(&self, name: &str) -> Option<&Value> {
-        self.0.get(name).filter(|value| !value.is_null())
+        field(&self.0, name).filter(|value| !value.is_null())
+    }
+
+    /// Takes a field out. Most bodies lack most of them.
+    #[inline(never)]
+    fn take_out(&mut self, name: &str) -> Option<Value> {
+        field(&self.0, name)?;
+        self.0.remove(name)
     }
 
     fn text(&self, name: &'static str) -> Result<Option<String>, RequestError> {

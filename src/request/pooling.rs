@@ -214,8 +214,8 @@ pub(super) fn parse_scoring(body: &[u8]) -> Result<Prompt, RequestError> {
         Some(Value::Array(list)) => list.len(),
         _ => 1,
     };
-    let others = count(fields.0.remove(others));
-    let first = match fields.0.remove(query) {
+    let others = count(fields.take_out(others));
+    let first = match fields.take_out(query) {
         Some(Value::Array(list)) => list.into_iter().next(),
         query => query,
     };

@@ -59,7 +59,7 @@ pub(super) fn parse(body: &[u8]) -> Result<Prompt, RequestError> {
         messages,
         media,
         tools: functions(tools)?,
-        tool_choice: fields.0.remove("tool_choice"),
+        tool_choice: fields.take_out("tool_choice"),
         reasoning_effort: effort(&fields)?,
         template_arguments: template_arguments(&mut fields)?,
         add_generation_prompt: !goes_on,
@@ -106,7 +106,7 @@ fn messages(fields: &mut Shared) -> Result<(Vec<Value>, bool), RequestError> {
         turns.push("system", Value::from(instructions));
     }
     let mut goes_on = false;
-    match fields.0.remove("input") {
+    match fields.take_out("input") {
         Some(Value::String(text)) => turns.push("user", Value::from(text)),
         Some(Value::Array(items)) => {
             goes_on = items.last().is_some_and(is_unfinished);

@@ -21,7 +21,7 @@ use super::TemplateError;
 use super::content::ContentFormat;
 use super::engines::Table;
 use super::parts::{Part, own_fields};
-use crate::request::{Chat, JsonText, MAX_VALUES, Media, json_text};
+use crate::request::{Chat, JsonText, MAX_VALUES, Media, field, json_text};
 use serde_json::{Map, Value};
 use std::cell::Cell;
 
@@ -159,12 +159,16 @@ impl<'a> Normaliser<'a> {
     fn is_normal(&self, message: &Map<String, Value>) -> bool {
         let mut fields = message.iter().map(|(name, value)| (name.as_str(), value));
         let (role, content, end) = (fields.next(), fields.next(), fields.next());
-        let (Some(("role", Value::String(role))), Some(("content", Value::String(_))), None) =
+        let (Some(("role", Value::String(role))), Some(("content", Value::String(text))), None) =
             (role, content, end)
         else {
             return false;
         };
-        let is_changed = matches!(role.as_str(), "system" | "developer");
+        let is_changed = match role.as_str() {
+            "developer" => true,
+            "system" => text.starts_with(BILLING_HEADER),
+            _ => false,
+        };
         !is_changed && (self.format == ContentFormat::Text || !self.table.wraps_texts)
     }
 
@@ -473,7 +477,8 @@ fn without_billing_header(text: String) -> Option<String> {
 }
 
 fn has_role(message: &Value, role: &str) -> bool {
-    message.get("role").and_then(Value::as_str) == Some(role)
+    let message = message.as_object();
+    message.and_then(|message| field(message, "role")).and_then(Value::as_str) == Some(role)
 }
 
 fn without_developer(mut messages: Vec<Value>) -> Vec<Value> {

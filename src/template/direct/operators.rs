@@ -1,8 +1,9 @@
 //! Operators and tests between two values, where both are of kinds that this knows.
 
 use super::program::Operator;
-use super::value::{Items, Value, field};
+use super::value::{Items, Value};
 use super::{Beyond, Here};
+use crate::request::field;
 
 /// Whether two values are equal.
 pub(super) fn equal(a: &Value<'_>, b: &Value<'_>) -> Here<bool> {
@@ -28,7 +29,9 @@ pub(super) fn equal(a: &Value<'_>, b: &Value<'_>) -> Here<bool> {
 pub(super) fn contains(all: &Value<'_>, one: &Value<'_>) -> Here<bool> {
     Ok(match (all, one) {
         (Value::Undefined, _) => false,
-        (Value::Text(all), Value::Text(one)) => all.as_str().contains(one.as_str()),
+        (Value::Text(all), Value::Text(one)) => {
+            memchr::memmem::find(all.as_str().as_bytes(), one.as_str().as_bytes()).is_some()
+        }
         (Value::Object(fields), Value::Text(name)) => field(fields, name.as_str()).is_some(),
         (Value::Items(_) | Value::List(_), _) => {
             let items = all.items()?;

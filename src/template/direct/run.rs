@@ -1,8 +1,9 @@
 //! A [`Program`] and a client's variables, to a text.
 
-use super::program::{For, LoopField, Name, Node, Program, Step};
-use super::value::{Items, Text, Value, field};
+use super::program::{Filter, For, LoopField, Name, Node, Operator, Program, Step, Test};
+use super::value::{Items, Text, Value};
 use super::{Beyond, Here, operators, texts};
+use crate::request::field;
 use crate::template::{FUEL, LEAST_ROOM, MAX_OUTPUT_BYTES, MOST_ROOM, clock};
 use serde_json::{Map, Value as Json};
 use std::collections::BTreeMap;
@@ -121,16 +122,15 @@ impl<'a> Run<'a> {
         self.spend(1)?;
         match step {
             Step::Text(text) => self.write(text)?,
-            Step::Output(node) => match self.node(node)? {
-                Value::Text(text) => self.write(text.as_str())?,
-                Value::Undefined => {}
-                Value::Null => self.write("None")?,
-                Value::Bool(value) => self.write(if value { "True" } else { "False" })?,
-                Value::Number(number) => self.write(&number.to_string())?,
-                _ => return Err(Beyond),
+            Step::Output(node) => match self.text(node) {
+                Some(text) => {
+                    self.spend(text.len() / BYTES_A_UNIT)?;
+                    self.write(text)?;
+                }
+                None => self.output(node)?,
             },
             Step::If(condition, yes, no) => {
-                let steps = if self.node(condition)?.is_true()? { yes } else { no };
+                let steps = if self.condition(condition)? { yes } else { no };
                 return self.steps(steps);
             }
             Step::For(each) => return self.each(each),
@@ -166,6 +166,17 @@ impl<'a> Run<'a> {
             Step::Beyond => return Err(Beyond),
         }
         Ok(Flow::On)
+    }
+
+    fn output(&mut self, node: &'a Node) -> Here<()> {
+        match self.node(node)? {
+            Value::Text(text) => self.write(text.as_str()),
+            Value::Undefined => Ok(()),
+            Value::Null => self.write("None"),
+            Value::Bool(value) => self.write(if value { "True" } else { "False" }),
+            Value::Number(number) => self.write(&number.to_string()),
+            _ => Err(Beyond),
+        }
     }
 
     /// Steps that do not leave a loop around them.
@@ -248,7 +259,7 @@ impl<'a> Run<'a> {
     }
 
     #[inline(never)]
-    fn variable(&self, name: Name) -> Value<'a> {
+    fn found(&self, name: Name) -> Option<&Value<'a>> {
         // Within a macro, others than its own and the outermost ones are out of sight.
         let hidden = match (self.outermost, self.own) {
             (Some(outermost), Some(own)) => outermost..own,
@@ -257,9 +268,57 @@ impl<'a> Run<'a> {
         let mut locals = self.locals.iter().enumerate().rev();
         let found = locals
             .find(|(place, (known, _))| *known == name && !hidden.contains(place))
-            .map(|(_, (_, value))| value.clone());
-        let global = || self.globals.get(usize::from(name)).cloned();
-        found.or_else(global).unwrap_or(Value::Undefined)
+            .map(|(_, (_, value))| value);
+        found.or_else(|| self.globals.get(usize::from(name)))
+    }
+
+    fn variable(&self, name: Name) -> Value<'a> {
+        self.found(name).cloned().unwrap_or(Value::Undefined)
+    }
+
+    /// The text that a node is, where it stands in the template, in the client's JSON or in a variable. Most nodes of a chat's
+    /// template are that, and no value need be made of them.
+    fn text(&self, node: &'a Node) -> Option<&'a str> {
+        match node {
+            Node::Text(text) => Some(text),
+            Node::Variable(name) => match self.found(*name)? {
+                Value::Text(Text::Plain(text)) => Some(text),
+                _ => None,
+            },
+            Node::Attribute(of, name) => {
+                let Node::Variable(of) = **of else { return None };
+                let Value::Object(fields) = self.found(of)? else { return None };
+                let name = self.program.names.get(usize::from(*name))?;
+                field(fields, name)?.as_str()
+            }
+            Node::Filter(Filter::TextToJoin, of, arguments) if arguments.is_empty() => {
+                self.text(of)
+            }
+            _ => None,
+        }
+    }
+
+    /// Whether what a node comes to counts as true. Of texts it makes no values.
+    fn condition(&mut self, node: &'a Node) -> Here<bool> {
+        self.spend(1)?;
+        match node {
+            Node::Not(node) => return Ok(!self.condition(node)?),
+            Node::And(left, right) => return Ok(self.condition(left)? && self.condition(right)?),
+            Node::Or(left, right) => return Ok(self.condition(left)? || self.condition(right)?),
+            Node::Binary(operator @ (Operator::Equal | Operator::Unequal), left, right) => {
+                if let (Some(left), Some(right)) = (self.text(left), self.text(right)) {
+                    self.spend((left.len() + right.len()) / BYTES_A_UNIT)?;
+                    return Ok((left == right) == matches!(operator, Operator::Equal));
+                }
+            }
+            Node::Test(Test::String, of, arguments)
+                if arguments.is_empty() && self.text(of).is_some() =>
+            {
+                return Ok(true);
+            }
+            _ => {}
+        }
+        self.node(node)?.is_true()
     }
 
     fn node(&mut self, node: &'a Node) -> Here<Value<'a>> {
@@ -292,7 +351,7 @@ impl<'a> Run<'a> {
                 self.spend_on(&of)?;
                 operators::slice(&of, numbers)?
             }
-            Node::Not(node) => Value::Bool(!self.node(node)?.is_true()?),
+            Node::Not(node) => Value::Bool(!self.condition(node)?),
             Node::And(left, right) => match self.node(left)? {
                 left if left.is_true()? => self.node(right)?,
                 left => left,
@@ -310,7 +369,7 @@ impl<'a> Run<'a> {
             Node::Choice(both, otherwise) => {
                 let [condition, yes] = &**both;
                 match otherwise {
-                    _ if self.node(condition)?.is_true()? => self.node(yes)?,
+                    _ if self.condition(condition)? => self.node(yes)?,
                     Some(otherwise) => self.node(otherwise)?,
                     None => Value::Undefined,
                 }
@@ -343,7 +402,11 @@ impl<'a> Run<'a> {
     }
 
     fn nodes(&mut self, nodes: &'a [Node]) -> Here<Vec<Value<'a>>> {
-        nodes.iter().map(|node| self.node(node)).collect()
+        let mut values = Vec::with_capacity(nodes.len());
+        for node in nodes {
+            values.push(self.node(node)?);
+        }
+        Ok(values)
     }
 
     /// Counts what is done with a value's text, or with its items.

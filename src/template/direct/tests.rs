@@ -99,6 +99,13 @@ fn operators_are_the_librarys() {
         "A[-9:9]",
         "A[::2]",
         "A[0].a",
+        "A.a == 'b'",
+        "A.a != 'b' or A.n == B",
+        "A.a == B",
+        "A == A.a and A is string",
+        "not (A.a is string) or A == 'a text, of some length'",
+        "A.a is string and not A.n",
+        "A.l is string or A.a",
     ];
     check_all(&all, 600);
 }

@@ -138,14 +138,6 @@ impl<'a> Value<'a> {
     }
 }
 
-/// A field of an object. Messages have few: to compare their names is quicker than to hash one.
-pub(super) fn field<'a>(fields: &'a Map<String, Json>, name: &str) -> Option<&'a Json> {
-    match fields.len() {
-        0..=8 => fields.iter().find(|(known, _)| *known == name).map(|(_, json)| json),
-        _ => fields.get(name),
-    }
-}
-
 /// What a loop goes over.
 #[derive(Clone)]
 pub(super) enum Items<'a> {
