@@ -13,8 +13,8 @@ thread_local! {
     /// Whether any of them has served a request: the main thread's serve none.
     static HAS_TRAFFIC: Cell<bool> = const { Cell::new(false) };
 
-    /// Whether this passes for the main thread's VM.
-    static PASSES_FOR_MAIN: Cell<bool> = const { Cell::new(false) };
+    /// Whether this passes for the main thread's VM, once it has started.
+    static PASSES_FOR_MAIN: Cell<Option<bool>> = const { Cell::new(None) };
 }
 
 /// See the module.
@@ -42,14 +42,16 @@ impl Seat {
         ask(|roots| roots.is_named(cluster))
     }
 
-    /// This VM starts.
+    /// This VM starts. Envoy says so of each of its roots, and thus with every update.
     pub fn vm_starts() {
-        PASSES_FOR_MAIN.set(births::is_main_threads(&SharedData));
+        if PASSES_FOR_MAIN.get().is_none() {
+            PASSES_FOR_MAIN.set(Some(births::is_main_threads(&SharedData)));
+        }
     }
 
     /// Whether this VM may be the main thread's: by the order in which VMs started, until it has served a request.
     pub fn vm_may_be_main() -> bool {
-        PASSES_FOR_MAIN.get() && !HAS_TRAFFIC.get()
+        PASSES_FOR_MAIN.get() == Some(true) && !HAS_TRAFFIC.get()
     }
 
     /// Whether this VM has served a request, under any configuration. `own`: under this one.

@@ -126,6 +126,8 @@ fn a_wrong_template_trips_the_alarm_within_twenty_responses() {
         let after = rig.scrape().await;
         let more = |reason| by_reason(&after, reason) - by_reason(&before, reason);
         assert_eq!((more("prompt_distrusted"), more("cold"), more("prefix")), (0.0, 1.0, 5.0));
+        // The main thread's VM loads neither file.
+        assert_eq!(after.sum("warmpath_tokenizer_loads_total", &[("result", "ok")]), 4.0);
         rig.finish_after_updates().await;
     });
 }
