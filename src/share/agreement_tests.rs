@@ -1,7 +1,7 @@
 //! Several gateways that hear the same reports and have as much in flight, each with shared data of its own, and know nothing
 //! else of each other: not what another has sent since the last report.
 
-use super::link::tests::Envoy;
+use super::link::envoy::Envoy;
 use crate::index::observed_tests::Engine;
 use crate::replicas::stats;
 use crate::report::{Change, Position};

@@ -1,7 +1,7 @@
 //! What one VM hears of replicas' caches, in every VM: leaders that follow one another, readers that were overtaken.
 
 use super::link::Counts;
-use super::link::tests::{Envoy, TICK};
+use super::link::envoy::{Envoy, TICK};
 use crate::replicas::ReplicaId;
 use crate::report::{Change, Position, Tier};
 use crate::tokens::blocks::BlockHash;
