@@ -3,10 +3,9 @@
 //! Checks what a template can see and keeps it as the client wrote it; what the engine makes of it before
 //! rendering is [`crate::template`]'s part.
 
-use super::json::{Budget, Counted, Fields, field, read, skip};
+use super::json::field;
 use super::media::{self, Media};
-use super::{Chat, Input, Prompt, RequestError, Shared};
-use serde::de::MapAccess;
+use super::{Chat, Input, Prompt, RequestError, Shared, pick};
 use serde_json::{Map, Value};
 
 const FIELDS: [&str; 14] = [
@@ -26,33 +25,13 @@ const FIELDS: [&str; 14] = [
     "use_beam_search",
 ];
 
-impl Fields for Shared {
-    fn take<'de, A: MapAccess<'de>>(
-        &mut self,
-        key: &str,
-        map: &mut A,
-        budget: &Budget,
-    ) -> Result<(), A::Error> {
-        if FIELDS.contains(&key) || Self::FIELDS.contains(&key) {
-            let value = map.next_value_seed(Counted(budget))?;
-            self.0.insert(key.to_owned(), value);
-            Ok(())
-        } else {
-            skip(map)
-        }
-    }
-}
-
 pub(super) fn parse(body: &[u8]) -> Result<Prompt, RequestError> {
-    let mut fields = Shared::default();
-    read(body, &mut fields)?;
-    prompt(fields)
+    prompt(pick(&[&FIELDS, &Shared::FIELDS], body)?)
 }
 
 /// Several conversations, of which the first is the prompt.
 pub(super) fn parse_batch(body: &[u8]) -> Result<Prompt, RequestError> {
-    let mut fields = Shared::default();
-    read(body, &mut fields)?;
+    let mut fields = pick(&[&FIELDS, &Shared::FIELDS], body)?;
     let conversations = take_list(&mut fields, "messages")?.unwrap_or_default();
     let mut conversations = conversations.into_iter();
     let first = conversations.next().ok_or(RequestError::NoPrompt)?;
@@ -184,6 +163,14 @@ const RESERVED_ARGUMENTS: [&str; 14] = [
     "tokenizer_kwargs",
     "truncation",
 ];
+
+/// A function as a chat's list of tools has it.
+pub(super) fn as_tool(function: Map<String, Value>) -> Map<String, Value> {
+    let mut tool = Map::new();
+    tool.insert("type".to_owned(), Value::from("function"));
+    tool.insert("function".to_owned(), Value::Object(function));
+    tool
+}
 
 pub(super) fn template_arguments(fields: &mut Shared) -> Result<Map<String, Value>, RequestError> {
     match fields.take_out("chat_template_kwargs") {

@@ -2,45 +2,14 @@
 //!
 //! A batch is routed by its first prompt: the engine serves all of them on one replica, and they are mostly alike.
 
-use super::given::{Given, GivenSeed};
-use super::json::{Budget, Counted, Fields, read, skip};
+use super::given::pick_given;
 use super::{Prompt, RequestError, Shared};
-use serde::de::MapAccess;
 
 const FIELDS: [&str; 6] =
     ["best_of", "echo", "logprobs", "prompt_embeds", "suffix", "use_beam_search"];
 
-/// What is taken from a body.
-#[derive(Default)]
-struct Body {
-    fields: Shared,
-    prompt: Option<Given>,
-}
-
-impl Fields for Body {
-    fn take<'de, A: MapAccess<'de>>(
-        &mut self,
-        key: &str,
-        map: &mut A,
-        budget: &Budget,
-    ) -> Result<(), A::Error> {
-        if key == "prompt" {
-            self.prompt = map.next_value_seed(GivenSeed(budget))?;
-            Ok(())
-        } else if FIELDS.contains(&key) || Shared::FIELDS.contains(&key) {
-            let value = map.next_value_seed(Counted(budget))?;
-            self.fields.0.insert(key.to_owned(), value);
-            Ok(())
-        } else {
-            skip(map)
-        }
-    }
-}
-
 pub(super) fn parse(body: &[u8]) -> Result<Prompt, RequestError> {
-    let mut read_body = Body::default();
-    read(body, &mut read_body)?;
-    let Body { fields, prompt } = read_body;
+    let (prompt, fields) = pick_given("prompt", &[&FIELDS, &Shared::FIELDS], body)?;
     for name in ["prompt_embeds", "suffix"] {
         if fields.field(name).is_some() {
             return Err(RequestError::Unsupported(name));

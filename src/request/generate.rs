@@ -1,43 +1,14 @@
 //! Bodies of vLLM's `/inference/v1/generate`, which hold token ids.
 
-use super::given::{Given, GivenSeed};
-use super::json::{Budget, Counted, Fields, read, skip};
+use super::given::pick_given;
 use super::{Input, Prompt, RequestError, Shared};
-use serde::de::MapAccess;
 use serde_json::Value;
 
 const FIELDS: [&str; 6] =
     ["cache_salt", "content_parts", "features", "model", "sampling_params", "stream"];
 
-#[derive(Default)]
-struct Body {
-    fields: Shared,
-    token_ids: Option<Given>,
-}
-
-impl Fields for Body {
-    fn take<'de, A: MapAccess<'de>>(
-        &mut self,
-        key: &str,
-        map: &mut A,
-        budget: &Budget,
-    ) -> Result<(), A::Error> {
-        if key == "token_ids" {
-            self.token_ids = map.next_value_seed(GivenSeed(budget))?;
-        } else if FIELDS.contains(&key) {
-            let value = map.next_value_seed(Counted(budget))?;
-            self.fields.0.insert(key.to_owned(), value);
-        } else {
-            skip(map)?;
-        }
-        Ok(())
-    }
-}
-
 pub(super) fn parse(body: &[u8]) -> Result<Prompt, RequestError> {
-    let mut read_body = Body::default();
-    read(body, &mut read_body)?;
-    let Body { mut fields, token_ids } = read_body;
+    let (token_ids, mut fields) = pick_given("token_ids", &[&FIELDS], body)?;
     if ["content_parts", "features"].iter().any(|name| fields.field(name).is_some()) {
         return Err(RequestError::Media);
     }

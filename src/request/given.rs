@@ -3,8 +3,8 @@
 //! A batch is routed by its first prompt: the engine serves all of them on one replica, and they are mostly alike. The
 //! others are counted and skipped.
 
-use super::json::{Budget, Counted};
-use super::{Input, RequestError};
+use super::json::{Budget, Counted, Fields, read};
+use super::{Input, Names, Picked, RequestError, Shared};
 use serde::de::{DeserializeSeed, Error, IgnoredAny, MapAccess, SeqAccess, Visitor};
 use serde_json::Value;
 use std::fmt;
@@ -44,8 +44,41 @@ impl Given {
     }
 }
 
+/// Reads the prompt of the field `name` and the fields of the other names, and skips all others.
+pub(super) fn pick_given(
+    name: &'static str,
+    others: Names,
+    body: &[u8],
+) -> Result<(Option<Given>, Shared), RequestError> {
+    let others = Picked { names: others, fields: Shared::default() };
+    let mut picked = WithGiven { name, given: None, others };
+    read(body, &mut picked)?;
+    Ok((picked.given, picked.others.fields))
+}
+
+struct WithGiven {
+    name: &'static str,
+    given: Option<Given>,
+    others: Picked,
+}
+
+impl Fields for WithGiven {
+    fn take<'de, A: MapAccess<'de>>(
+        &mut self,
+        key: &str,
+        map: &mut A,
+        budget: &Budget,
+    ) -> Result<(), A::Error> {
+        if key != self.name {
+            return self.others.take(key, map, budget);
+        }
+        self.given = map.next_value_seed(GivenSeed(budget))?;
+        Ok(())
+    }
+}
+
 /// Reads it straight into ids: a tree of JSON values would take eight times the memory.
-pub(super) struct GivenSeed<'a>(pub(super) &'a Budget);
+struct GivenSeed<'a>(&'a Budget);
 
 impl<'de> DeserializeSeed<'de> for GivenSeed<'_> {
     type Value = Option<Given>;

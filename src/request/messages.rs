@@ -12,7 +12,7 @@
 //!
 //! What depends on the template (where system messages may stand, what disables thinking) is [`crate::template`]'s part.
 
-use super::chat::{checked, refuse_what_cannot_be_known, take_list, template_arguments};
+use super::chat::{as_tool, checked, refuse_what_cannot_be_known, take_list, template_arguments};
 use super::{Chat, Input, Origin, Prompt, RequestError, Shared, pick};
 use serde_json::{Map, Value, json};
 
@@ -37,7 +37,7 @@ const BILLING_HEADER: &str = "x-anthropic-billing-header";
 const REFUSED: RequestError = RequestError::Field("messages");
 
 pub(super) fn parse(body: &[u8]) -> Result<Prompt, RequestError> {
-    let mut fields = pick(&FIELDS, body)?;
+    let mut fields = pick(&[&FIELDS], body)?;
     refuse_what_cannot_be_known(&fields)?;
     let given = match take_list(&mut fields, "messages") {
         Ok(Some(messages)) if !messages.is_empty() => messages,
@@ -355,10 +355,7 @@ fn function(tool: &Value) -> Result<Map<String, Value>, RequestError> {
             function.insert(name.to_owned(), value.clone());
         }
     }
-    let mut wrapped = Map::new();
-    wrapped.insert("type".to_owned(), Value::from("function"));
-    wrapped.insert("function".to_owned(), Value::Object(function));
-    Ok(wrapped)
+    Ok(as_tool(function))
 }
 
 #[cfg(test)]

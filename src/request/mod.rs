@@ -199,19 +199,22 @@ pub fn parse(api: Api, body: &[u8]) -> Result<Prompt, RequestError> {
 
 /// The name that a body gives its session (`prompt_cache_key`), whether or not it holds a prompt that can be read.
 pub fn session(body: &[u8]) -> Option<String> {
-    let fields = pick(&["prompt_cache_key"], body).ok()?;
+    let fields = pick(&[&["prompt_cache_key"]], body).ok()?;
     fields.text("prompt_cache_key").ok()?.filter(|name| !name.is_empty())
 }
 
+/// Lists of fields' names.
+type Names = &'static [&'static [&'static str]];
+
 /// Reads the fields of these names, and skips all others.
-fn pick(names: &'static [&'static str], body: &[u8]) -> Result<Shared, RequestError> {
+fn pick(names: Names, body: &[u8]) -> Result<Shared, RequestError> {
     let mut picked = Picked { names, fields: Shared::default() };
     read(body, &mut picked)?;
     Ok(picked.fields)
 }
 
 struct Picked {
-    names: &'static [&'static str],
+    names: Names,
     fields: Shared,
 }
 
@@ -222,7 +225,7 @@ impl Fields for Picked {
         map: &mut A,
         budget: &Budget,
     ) -> Result<(), A::Error> {
-        if !self.names.contains(&key) {
+        if !self.names.iter().any(|names| names.contains(&key)) {
             return skip(map);
         }
         let value = map.next_value_seed(Counted(budget))?;

@@ -8,10 +8,8 @@
 //! in common.
 
 use super::chat::{checked, refuse_what_cannot_be_known, take_list, template_arguments};
-use super::given::{Given, GivenSeed};
-use super::json::{Budget, Counted, Fields, read, skip};
+use super::given::pick_given;
 use super::{Chat, Input, Prompt, RequestError, Shared, Truncation, pick};
-use serde::de::MapAccess;
 use serde_json::Value;
 
 const FIELDS: [&str; 14] = [
@@ -34,37 +32,9 @@ const FIELDS: [&str; 14] = [
 /// Fields that change the prompt in ways only the engine knows.
 const UNKNOWN: [&str; 2] = ["data", "padding"];
 
-/// What is taken from a body.
-#[derive(Default)]
-struct Body {
-    fields: Shared,
-    input: Option<Given>,
-}
-
-impl Fields for Body {
-    fn take<'de, A: MapAccess<'de>>(
-        &mut self,
-        key: &str,
-        map: &mut A,
-        budget: &Budget,
-    ) -> Result<(), A::Error> {
-        if key == "input" {
-            self.input = map.next_value_seed(GivenSeed(budget))?;
-        } else if FIELDS.contains(&key) {
-            let value = map.next_value_seed(Counted(budget))?;
-            self.fields.0.insert(key.to_owned(), value);
-        } else {
-            skip(map)?;
-        }
-        Ok(())
-    }
-}
-
 /// `/v1/embeddings`, `/pooling` and `/classify`: a text, ids or messages in `input`, or messages as a chat has them.
 pub(super) fn parse(body: &[u8]) -> Result<Prompt, RequestError> {
-    let mut read_body = Body::default();
-    read(body, &mut read_body)?;
-    let Body { mut fields, input } = read_body;
+    let (input, mut fields) = pick_given("input", &[&FIELDS], body)?;
     refuse_what_cannot_be_known(&fields)?;
     if let Some(name) = UNKNOWN.into_iter().find(|name| fields.field(name).is_some()) {
         return Err(RequestError::Unsupported(name));
@@ -153,10 +123,13 @@ fn prompt(
     })
 }
 
+/// What is read of a body with texts.
+const EMBEDDED: [&str; 7] =
+    ["images", "input_type", "inputs", "max_tokens", "model", "texts", "truncate"];
+
 /// `/v2/embed`: texts.
 pub(super) fn parse_cohere(body: &[u8]) -> Result<Prompt, RequestError> {
-    let names = &["images", "input_type", "inputs", "max_tokens", "model", "texts", "truncate"];
-    let mut fields = pick(names, body)?;
+    let mut fields = pick(&[&EMBEDDED], body)?;
     for name in ["images", "inputs"] {
         if fields.field(name).is_some() {
             return Err(RequestError::Media);
@@ -185,23 +158,25 @@ const PAIRS: [(&str, &str); 5] = [
     ("text_1", "text_2"),
 ];
 
+/// What is read of a body with queries.
+const SCORED: [&str; 12] = [
+    "cache_salt",
+    "data_1",
+    "data_2",
+    "documents",
+    "items",
+    "max_tokens_per_query",
+    "model",
+    "queries",
+    "query",
+    "text_1",
+    "text_2",
+    "truncate_prompt_tokens",
+];
+
 /// `/score` and `/rerank`: the first query, which is the beginning of the first prompt.
 pub(super) fn parse_scoring(body: &[u8]) -> Result<Prompt, RequestError> {
-    let names = &[
-        "cache_salt",
-        "data_1",
-        "data_2",
-        "documents",
-        "items",
-        "max_tokens_per_query",
-        "model",
-        "queries",
-        "query",
-        "text_1",
-        "text_2",
-        "truncate_prompt_tokens",
-    ];
-    let mut fields = pick(names, body)?;
+    let mut fields = pick(&[&SCORED], body)?;
     for name in ["max_tokens_per_query", "truncate_prompt_tokens"] {
         if fields.field(name).is_some_and(|count| count.as_u64() != Some(0)) {
             return Err(RequestError::Unsupported(name));

@@ -13,7 +13,7 @@
 //!
 //! What the engine keeps from earlier responses is not here, so a prompt that goes on from it has no known beginning.
 
-use super::chat::{checked, refuse_what_cannot_be_known, take_list, template_arguments};
+use super::chat::{as_tool, checked, refuse_what_cannot_be_known, take_list, template_arguments};
 use super::{Chat, Input, Origin, Prompt, RequestError, Shared, pick};
 use serde_json::{Map, Value, json};
 
@@ -42,7 +42,7 @@ const FIELDS: [&str; 18] = [
 const STORED: [&str; 3] = ["conversation", "previous_response_id", "prompt"];
 
 pub(super) fn parse(body: &[u8]) -> Result<Prompt, RequestError> {
-    let mut fields = pick(&FIELDS, body)?;
+    let mut fields = pick(&[&FIELDS], body)?;
     if STORED.iter().any(|name| fields.field(name).is_some()) {
         return Err(RequestError::Stored);
     }
@@ -301,10 +301,7 @@ fn function(tool: Value, namespace: Option<&str>) -> Result<Map<String, Value>, 
         let name = in_namespace(namespace, name);
         function.insert("name".to_owned(), Value::from(name));
     }
-    let mut wrapped = Map::new();
-    wrapped.insert("type".to_owned(), Value::from("function"));
-    wrapped.insert("function".to_owned(), Value::Object(function));
-    Ok(wrapped)
+    Ok(as_tool(function))
 }
 
 #[cfg(test)]
