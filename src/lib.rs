@@ -57,6 +57,8 @@ pub mod rules;
 pub mod scaling;
 pub mod score;
 pub mod secret;
+#[cfg(test)]
+mod seeded;
 pub mod series;
 pub mod share;
 #[cfg(all(target_family = "wasm", not(test), not(feature = "bench")))]

@@ -169,23 +169,11 @@ fn of_rank(followed: &super::follow::Followed) -> Vec<Metric> {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::agent::cache::Names;
     use crate::agent::follow::Followed;
-    use crate::agent::rank::{Rank, RankConfig};
     use std::sync::Arc;
 
     fn shared(ranks: u32) -> Shared {
-        let followed = |number| {
-            let rank = Rank::new(RankConfig {
-                names: Names::default(),
-                block_tokens: None,
-                most_blocks: 1,
-                history_bytes: 1,
-                rank: None,
-                seed: 1,
-            });
-            Arc::new(Followed::new(number, rank))
-        };
+        let followed = |number| Arc::new(Followed::idle(number));
         Shared::new((0..ranks).map(followed).collect(), None)
     }
 

@@ -259,25 +259,30 @@ fn frame(followed: &Followed, message: &[Vec<u8>]) -> bool {
 }
 
 #[cfg(test)]
+impl Followed {
+    /// One whose engine nobody follows, with room for a block.
+    pub(super) fn idle(number: u32) -> Self {
+        use super::{cache::Names, rank::RankConfig};
+        let rank = Rank::new(RankConfig {
+            names: Names::default(),
+            block_tokens: None,
+            most_blocks: 1,
+            history_bytes: 1,
+            rank: None,
+            seed: 1,
+        });
+        Self::new(number, rank)
+    }
+}
+
+#[cfg(test)]
 #[cfg(feature = "demo")]
 mod tests {
-    use super::super::cache::Names;
-    use super::super::rank::RankConfig;
     use super::*;
 
     #[test]
     fn why_a_batch_cannot_be_read_is_said_once_a_minute() {
-        let followed = Followed::new(
-            3,
-            Rank::new(RankConfig {
-                names: Names::default(),
-                block_tokens: None,
-                most_blocks: 1,
-                history_bytes: 1,
-                rank: None,
-                seed: 1,
-            }),
-        );
+        let followed = Followed::idle(3);
         followed.rank().connected();
         followed.rank().begin_replay();
         let began = Instant::now();

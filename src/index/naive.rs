@@ -4,6 +4,7 @@ use super::slab::NONE;
 use super::tree::NOBODY;
 use super::*;
 use crate::report::{Change, Tier};
+use crate::seeded::Random;
 use std::collections::{BTreeMap, BTreeSet};
 
 /// Every block that a replica holds, by its whole path, with the time of its last use.
@@ -81,17 +82,7 @@ impl Naive {
     }
 }
 
-/// A seeded generator (xorshift64*), so that a failure names the seed that shows it.
-pub(super) struct Random(pub(super) u64);
-
 impl Random {
-    pub(super) fn below(&mut self, bound: u64) -> u64 {
-        self.0 ^= self.0 >> 12;
-        self.0 ^= self.0 << 25;
-        self.0 ^= self.0 >> 27;
-        self.0.wrapping_mul(0x2545_F491_4F6C_DD1D) % bound
-    }
-
     /// Some words of several blocks each, the last one cut off anywhere. Few words, so that paths meet.
     fn path(&mut self) -> Vec<u64> {
         let mut path = Vec::new();

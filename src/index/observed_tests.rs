@@ -3,6 +3,7 @@
 use super::tests::{REPLICA, check_overlap, hashes};
 use super::*;
 use crate::report::{Change, Tier};
+use crate::seeded::Random;
 
 const ROOM: Room = Room { stated: 65_536, most: 65_536 };
 
@@ -329,7 +330,7 @@ fn sixty_four_replicas_that_report_take_sixteen_bytes_a_block() {
 
 #[test]
 fn what_comes_and_goes_block_by_block_takes_little_more_than_what_stays() {
-    let mut random = super::naive::Random(5);
+    let mut random = Random(5);
     let (mut index, mut engine) = (PrefixIndex::with_seed(7), Engine::new(16_384));
     let mut texts: Vec<Vec<u64>> = Vec::new();
     let mut early = 0;

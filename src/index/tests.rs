@@ -1,4 +1,5 @@
 use super::*;
+use crate::seeded::Random;
 
 pub(super) const REPLICA: ReplicaId = ReplicaId { slot: 0, incarnation: 1 };
 
@@ -337,7 +338,7 @@ fn sixty_four_full_replicas_take_sixteen_bytes_a_block() {
 /// Chains that part from each other everywhere, some evicted in part, and some that no engine has: with a block replaced.
 #[test]
 fn a_path_is_the_same_by_leaps_and_by_steps() {
-    let mut random = naive::Random(0x9E37_79B9);
+    let mut random = Random(0x9E37_79B9);
     let (mut index, mut chains) = (PrefixIndex::with_seed(7), vec![Vec::new()]);
     let (mut most_leapt, mut new) = (0, 0);
     for round in 0..400 {

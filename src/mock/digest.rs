@@ -176,6 +176,13 @@ mod tests {
         }
     }
 
+    /// Its blocks' size, and its tokens.
+    fn prompt(vector: &Value) -> (usize, Vec<u32>) {
+        let tokens = vector["tokens"].as_array().unwrap();
+        let tokens = tokens.iter().map(|token| token.as_u64().unwrap() as u32).collect();
+        (vector["block_size"].as_u64().unwrap() as usize, tokens)
+    }
+
     #[test]
     fn digests_equal_those_an_engine_published() {
         let data: Value = serde_json::from_str(VECTORS).unwrap();
@@ -183,13 +190,7 @@ mod tests {
         let vectors = data["vectors"].as_array().unwrap();
         assert_eq!(vectors.len(), 8);
         for vector in vectors {
-            let size = vector["block_size"].as_u64().unwrap() as usize;
-            let tokens: Vec<u32> = vector["tokens"]
-                .as_array()
-                .unwrap()
-                .iter()
-                .map(|t| t.as_u64().unwrap() as u32)
-                .collect();
+            let (size, tokens) = prompt(vector);
             let mut parent = root(DEFAULT_SEED);
             for (i, expected) in vector["digests"].as_array().unwrap().iter().enumerate() {
                 let extra: Vec<ExtraKey> =
@@ -218,13 +219,7 @@ mod tests {
             if embeds {
                 continue;
             }
-            let size = vector["block_size"].as_u64().unwrap() as usize;
-            let tokens: Vec<u32> = vector["tokens"]
-                .as_array()
-                .unwrap()
-                .iter()
-                .map(|t| t.as_u64().unwrap() as u32)
-                .collect();
+            let (size, tokens) = prompt(vector);
             let mut chain = Chain::new(root(DEFAULT_SEED), size, lora, salt);
             // Grown in uneven pieces, as a sequence grows by chunks and single tokens.
             for end in [size / 2, size, size + 1, tokens.len()] {

@@ -78,6 +78,20 @@ impl Default for EngineConfig {
     }
 }
 
+#[cfg(test)]
+impl EngineConfig {
+    /// Bounds that a few prompts reach.
+    pub(super) fn small(chance: &mut Chance) -> Self {
+        Self {
+            block_size: 1 + chance.below(8) as usize,
+            capacity_blocks: 12 + chance.below(60) as u32,
+            max_num_batched_tokens: 3 + chance.below(40) as usize,
+            max_num_seqs: 1 + chance.below(8) as usize,
+            ..Self::default()
+        }
+    }
+}
+
 /// One prompt to answer.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct Request {

@@ -275,13 +275,7 @@ fn equal_seeds_give_equal_answers_and_others_do_not() {
 fn invariants_hold_under_random_requests() {
     for seed in 0..30 {
         let mut chance = Chance::new(seed);
-        let config = EngineConfig {
-            block_size: 1 + chance.below(8) as usize,
-            capacity_blocks: 12 + chance.below(60) as u32,
-            max_num_batched_tokens: 3 + chance.below(40) as usize,
-            max_num_seqs: 1 + chance.below(8) as usize,
-            ..EngineConfig::default()
-        };
+        let config = EngineConfig::small(&mut chance);
         let mut engine = Engine::new(config.clone());
         let mut expected: BTreeMap<u64, usize> = BTreeMap::new();
         let mut got: BTreeMap<u64, usize> = BTreeMap::new();

@@ -40,13 +40,7 @@ fn steps_at_once_do_what_steps_one_by_one_do() {
     let mut coalesced = 0;
     for seed in 0..200 {
         let mut chance = Chance::new(seed);
-        let config = EngineConfig {
-            block_size: 1 + chance.below(8) as usize,
-            capacity_blocks: 12 + chance.below(60) as u32,
-            max_num_batched_tokens: 3 + chance.below(40) as usize,
-            max_num_seqs: 1 + chance.below(8) as usize,
-            ..EngineConfig::default()
-        };
+        let config = EngineConfig::small(&mut chance);
         let mut quick = Scheduler::<u64>::new(config.clone());
         let mut plain = quick.clone();
         let mut now = Duration::ZERO;

@@ -7,6 +7,7 @@ use crate::replicas::stats;
 use crate::report::{Change, Position};
 use crate::route::{self, Decision, Policy, PromptKnowledge, Question, RouteConfig, View};
 use crate::score::CostConfig;
+use crate::seeded::Random;
 use crate::share::log::{Fate, Record};
 use crate::tokens::blocks::{BlockHash, BlockSize, Chain, ChainSeed};
 use std::time::Duration;
@@ -16,18 +17,6 @@ const ROOM: usize = 4000;
 
 /// Requests between two reports.
 const BETWEEN: u64 = 4;
-
-/// A seeded generator (xorshift64*).
-struct Random(u64);
-
-impl Random {
-    fn below(&mut self, bound: u64) -> u64 {
-        self.0 ^= self.0 >> 12;
-        self.0 ^= self.0 << 25;
-        self.0 ^= self.0 >> 27;
-        self.0.wrapping_mul(0x2545_F491_4F6C_DD1D) % bound
-    }
-}
 
 fn config() -> RouteConfig {
     RouteConfig {

@@ -17,6 +17,7 @@ use crate::charge::Charges;
 use crate::replicas::strikes::Strikes;
 use crate::replicas::{Member, Moment, ReplicaId, ReplicaTable};
 use crate::report::{Change, Position, Tier};
+use crate::seeded::Random;
 use crate::tokens::blocks::BlockHash;
 use std::collections::BTreeMap;
 use std::panic::{AssertUnwindSafe, catch_unwind, resume_unwind};
@@ -24,18 +25,6 @@ use std::sync::{Arc, Condvar, Mutex, MutexGuard, PoisonError};
 use std::time::Duration;
 
 const TICK: Duration = Duration::from_millis(100);
-
-/// A seeded generator (xorshift64*).
-struct Random(u64);
-
-impl Random {
-    fn below(&mut self, bound: u64) -> u64 {
-        self.0 ^= self.0 >> 12;
-        self.0 ^= self.0 << 25;
-        self.0 ^= self.0 >> 27;
-        self.0.wrapping_mul(0x2545_F491_4F6C_DD1D) % bound
-    }
-}
 
 /// The machine under all VMs.
 struct Machine {

@@ -259,6 +259,13 @@ pub struct Ask<'a> {
     pub serving: &'a [bool],
 }
 
+impl Ask<'_> {
+    /// Tokens of so many of its blocks.
+    pub fn tokens_of(&self, blocks: usize) -> u32 {
+        (blocks as u32 * self.block_tokens).min(self.prompt_tokens)
+    }
+}
+
 /// What a choice went by.
 #[derive(Debug, Clone, Copy, Default, PartialEq, Eq)]
 pub struct Why {

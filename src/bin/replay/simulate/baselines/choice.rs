@@ -15,7 +15,12 @@ pub fn serving<'a>(ask: &Ask<'a>) -> impl Iterator<Item = usize> + Clone + use<'
 
 /// Requests that this gateway has in flight on a replica.
 pub fn in_flight(ask: &Ask<'_>, replica: usize) -> usize {
-    ask.in_flight.get(replica).copied().unwrap_or(0)
+    of(ask.in_flight, replica)
+}
+
+/// What is counted of a replica.
+pub fn of(counts: &[usize], replica: usize) -> usize {
+    counts.get(replica).copied().unwrap_or(0)
 }
 
 /// The replica of the lowest cost, the first of equals.

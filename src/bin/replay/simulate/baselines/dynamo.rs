@@ -67,18 +67,17 @@ impl Router for Dynamo {
             Knowledge::Events(holders) => holders.depths(ask.blocks, self.replicas),
             Knowledge::Prediction(held) => held.depths(ask.blocks),
         };
-        let of = |counts: &[usize], replica: usize| counts.get(replica).copied().unwrap_or(0);
         let in_use = self.active.depths(ask.blocks);
         let blocks = f64::from(ask.prompt_tokens) / f64::from(ask.block_tokens.max(1));
         let cost = |replica| {
             let active =
                 self.flights.uncomputed(replica) as f64 / f64::from(ask.block_tokens.max(1));
-            let prefill = (active + blocks - of(&overlaps, replica) as f64).max(0.0);
-            let added = blocks.ceil() - of(&in_use, replica) as f64;
+            let prefill = (active + blocks - choice::of(&overlaps, replica) as f64).max(0.0);
+            let added = blocks.ceil() - choice::of(&in_use, replica) as f64;
             prefill + self.active.count(replica) as f64 + added
         };
         let chosen = choice::any_cheapest(choice::serving(ask), &mut self.random, cost)?;
-        self.predicted = (of(&overlaps, chosen) as u32 * ask.block_tokens).min(ask.prompt_tokens);
+        self.predicted = ask.tokens_of(choice::of(&overlaps, chosen));
         self.flights.sent(ask.id, chosen, u64::from(ask.prompt_tokens - self.predicted));
         self.active.sent(ask.id, chosen, ask.blocks);
         if let Knowledge::Prediction(held) = &mut self.knowledge {

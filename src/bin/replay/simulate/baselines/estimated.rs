@@ -83,7 +83,7 @@ impl Router for Estimated {
     fn choose(&mut self, ask: &Ask<'_>) -> Result<usize, String> {
         let blocks = estimated_blocks(ask);
         let depths = self.held.depths(&blocks);
-        let depth = |replica: usize| depths.get(replica).copied().unwrap_or(0);
+        let depth = |replica: usize| choice::of(&depths, replica);
         let serving = choice::serving(ask);
         let waiting = |replica| self.reported(replica).map(|report| f64::from(report.waiting));
         let queue = Span::of(serving.clone().filter_map(waiting));

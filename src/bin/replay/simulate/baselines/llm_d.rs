@@ -105,13 +105,13 @@ impl Router for LlmD {
         let most = (MOST_TOKENS / ask.block_tokens.max(1)) as usize;
         let blocks = ask.blocks.get(..most).unwrap_or(ask.blocks);
         let depths = self.held.depths(blocks);
-        let depth = |replica: usize| depths.get(replica).copied().unwrap_or(0);
+        let depth = |replica: usize| choice::of(&depths, replica);
         let matched = |replica| depth(replica) as f64 / blocks.len().max(1) as f64;
         let chosen = match self.rule {
             Rule::Weighted => self.weighted(ask, matched)?,
             Rule::Sticky { tokens_per_s } => self.sticky(ask, tokens_per_s, matched)?,
         };
-        self.predicted = (depth(chosen) as u32 * ask.block_tokens).min(ask.prompt_tokens);
+        self.predicted = ask.tokens_of(depth(chosen));
         self.flights.sent(ask.id, chosen, u64::from(ask.prompt_tokens - self.predicted));
         self.held.record(chosen, blocks);
         Ok(chosen)

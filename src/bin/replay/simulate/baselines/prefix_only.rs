@@ -30,7 +30,7 @@ impl PrefixOnly {
 impl Router for PrefixOnly {
     fn choose(&mut self, ask: &Ask<'_>) -> Result<usize, String> {
         let depths = self.held.depths(ask.blocks);
-        let depth = |replica: usize| depths.get(replica).copied().unwrap_or(0);
+        let depth = |replica: usize| choice::of(&depths, replica);
         let missing = |replica| ask.blocks.len() - depth(replica);
         let cost = |replica| (missing(replica), choice::in_flight(ask, replica));
         let chosen = choice::any_cheapest(choice::serving(ask), &mut self.random, cost)?;

@@ -46,7 +46,7 @@ impl SmgCacheAware {
 impl Router for SmgCacheAware {
     fn choose(&mut self, ask: &Ask<'_>) -> Result<usize, String> {
         let depths = self.holders.depths(ask.blocks, self.counts.len());
-        let depth = |replica: usize| depths.get(replica).copied().unwrap_or(0);
+        let depth = |replica: usize| choice::of(&depths, replica);
         let load = |replica| choice::in_flight(ask, replica);
         let chosen = if is_imbalanced(ask) {
             choice::first_cheapest(choice::serving(ask), load)

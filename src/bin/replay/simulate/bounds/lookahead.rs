@@ -137,8 +137,8 @@ impl Router for Lookahead {
     fn choose(&mut self, ask: &Ask<'_>) -> Result<usize, String> {
         self.future.asked(ask.session, ask.now);
         let depths = self.depths(ask.blocks);
-        let depth = |replica: usize| depths.get(replica).copied().unwrap_or(0);
-        let cached = |replica| (depth(replica) as u32 * ask.block_tokens).min(ask.prompt_tokens);
+        let depth = |replica: usize| choice::of(&depths, replica);
+        let cached = |replica| ask.tokens_of(depth(replica));
         let serving = choice::serving(ask).count().max(1);
         let most = 4 + 2 * ask.in_flight.iter().sum::<usize>() / serving;
         let free = choice::serving(ask).filter(|replica| choice::in_flight(ask, *replica) <= most);
