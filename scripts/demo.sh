@@ -82,25 +82,8 @@ for policy in ${only//,/ }; do
 done
 
 # --- what must stop when we do -----------------------------------------------------------------
-pids=()
-stop() {
-    local pid tries
-    trap '' INT TERM
-    for pid in ${pids[@]+"${pids[@]}"}; do kill "$pid" 2>/dev/null || true; done
-    for pid in ${pids[@]+"${pids[@]}"}; do
-        tries=0
-        while kill -0 "$pid" 2>/dev/null && [ "$tries" -lt 30 ]; do
-            sleep 0.1
-            tries=$((tries + 1))
-        done
-        # What does not go within three seconds is made to.
-        kill -9 "$pid" 2>/dev/null || true
-        wait "$pid" 2>/dev/null || true
-    done
-}
-trap stop EXIT
-trap 'exit 130' INT
-trap 'exit 143' TERM
+patience=30
+. "$root/scripts/children.sh"
 
 # In the background and waited for, so that a signal is acted on at once. Not for cargo: it would
 # leave its compilers running.

@@ -89,24 +89,8 @@ cd "$root"
 
 # --- what must stop when we do -----------------------------------------------------------------
 # Engines are process groups: killed outright, an API server leaves its engine behind.
-pids=()
-stop() {
-    local pid tries
-    trap '' INT TERM
-    for pid in ${pids[@]+"${pids[@]}"}; do kill "$pid" 2>/dev/null || true; done
-    for pid in ${pids[@]+"${pids[@]}"}; do
-        tries=0
-        while kill -0 "$pid" 2>/dev/null && [ "$tries" -lt 200 ]; do
-            sleep 0.1
-            tries=$((tries + 1))
-        done
-        kill -9 -- "-$pid" 2>/dev/null || true
-        wait "$pid" 2>/dev/null || true
-    done
-}
-trap stop EXIT
-trap 'exit 130' INT
-trap 'exit 143' TERM
+patience=200
+. "$root/scripts/children.sh"
 
 # A group of its own, so that a whole engine can be ended by its first process's id.
 start() {
