@@ -69,6 +69,10 @@ pub(super) fn cluster(fields: &mut Fields<'_>) -> Result<ClusterConfig, ConfigEr
     let replicas = fields.texts("replicas")?;
     let membership = match (admin, replicas) {
         (Some(admin), None) => Membership::Admin(admin),
+        (None, Some(replicas)) if replicas.is_empty() => {
+            let problem = "expected a list with at least one item, found []".to_owned();
+            return Err(error(&fields.path_of("replicas"), problem));
+        }
         (None, Some(replicas)) => {
             for (index, address) in replicas.iter().enumerate() {
                 if address.parse::<std::net::SocketAddr>().is_err() {

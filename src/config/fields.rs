@@ -162,7 +162,8 @@ impl<'a> Fields<'a> {
     pub(super) fn texts(&mut self, key: &'static str) -> Result<Option<Vec<String>>, ConfigError> {
         let Some(value) = self.take(key) else { return Ok(None) };
         let texts = value.as_array().map(|items| {
-            items.iter().map(|item| item.as_str().map(str::to_owned)).collect::<Option<Vec<_>>>()
+            let text = |item: &Value| item.as_str().filter(|t| !t.is_empty()).map(str::to_owned);
+            items.iter().map(text).collect::<Option<Vec<_>>>()
         });
         match texts.flatten() {
             Some(texts) => Ok(Some(texts)),

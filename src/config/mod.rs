@@ -12,6 +12,7 @@ mod health;
 mod left;
 mod models;
 mod scaling;
+mod unique;
 
 use crate::classes::ClassConfig;
 use crate::drift::DriftConfig;
@@ -225,10 +226,7 @@ impl Config {
     /// # Errors
     /// Names the first field that is wrong.
     pub fn parse(json: &[u8]) -> Result<Self, ConfigError> {
-        let value: Value = serde_json::from_slice(json).map_err(|error| ConfigError {
-            path: "configuration".to_owned(),
-            problem: format!("not JSON: {error}"),
-        })?;
+        let value = read(json)?;
         let mut root = Fields::new("configuration", &value)?;
         let models = root.list("models", models::model)?;
         let clusters = root.list("clusters", clusters::cluster)?;
@@ -299,6 +297,7 @@ impl Config {
         };
         root.finish()?;
         config.check_names()?;
+        config.check_reports()?;
         Ok(config)
     }
 
@@ -321,6 +320,16 @@ impl Config {
                 let name = shown(&cluster.name.as_str().into());
                 return Err(error(&path, format!("{name} is there twice")));
             }
+        }
+        Ok(())
+    }
+
+    /// A report must last until the next one.
+    fn check_reports(&self) -> Result<(), ConfigError> {
+        if self.route.stale_after < self.poll_interval {
+            let problem =
+                format!("expected at least poll_interval_ms ({})", self.poll_interval.as_millis());
+            return Err(error("stale_after_ms", problem));
         }
         Ok(())
     }
@@ -349,6 +358,24 @@ impl Config {
     pub fn cluster_named(&self, name: &str) -> Option<&ClusterConfig> {
         self.clusters.iter().find(|cluster| cluster.name == name)
     }
+}
+
+/// The whole of it, of which no part is there twice.
+fn read(json: &[u8]) -> Result<Value, ConfigError> {
+    let text = json.trim_ascii();
+    if text.is_empty() {
+        return Err(error("configuration", "missing".to_owned()));
+    }
+    let read = serde_json::from_slice(json).map(|unique::Unique(value)| value);
+    read.map_err(|found| {
+        let problem = match found.is_data() {
+            true => found.to_string(),
+            false if text.starts_with(b"{") => format!("not JSON: {found}"),
+            // Such as a Struct, which comes as protobuf has it.
+            false => format!("not JSON: {found}: expected a StringValue that holds an object"),
+        };
+        error("configuration", problem)
+    })
 }
 
 /// The same choice by another policy, which turns nobody away.
@@ -423,7 +450,16 @@ mod tests {
 
     #[test]
     fn every_refusal_names_the_field() {
-        check_error("", "configuration: not JSON: EOF while parsing a value at line 1 column 0");
+        check_error("", "configuration: missing");
+        check_error(
+            "\nmodels",
+            "configuration: not JSON: expected value at line 2 column 1: expected a StringValue that holds an object",
+        );
+        check_error("{", "configuration: not JSON: EOF while parsing an object at line 1 column 1");
+        check_error(
+            &with(r#","tie_ms":1,"tie_ms":2"#),
+            "configuration: \"tie_ms\" is there twice at line 1 column 156",
+        );
         check_error("[]", "configuration: expected an object, found []");
         check_error("{}", "models: missing");
         check_error(r#"{"models":[]}"#, "models: expected a list with at least one item, found []");
@@ -440,6 +476,22 @@ mod tests {
         check_error(
             &format!(r#"{{"models":[{MODEL}],"clusters":[{{"name":"c","replicas":["h:1"]}}]}}"#),
             "clusters[0].replicas[0]: expected ip:port, found \"h:1\"",
+        );
+        check_error(
+            &format!(r#"{{"models":[{MODEL}],"clusters":[{{"name":"c","replicas":[]}}]}}"#),
+            "clusters[0].replicas: expected a list with at least one item, found []",
+        );
+        check_error(
+            &with("").replace(r#""name":"m""#, r#""name":"m","aliases":["n",""]"#),
+            "models[0].aliases: expected a list of texts, found [\"n\",\"\"]",
+        );
+        check_error(
+            &with("").replace("\"/m\"", "\"/m v2\""),
+            "models[0].prepared.path: expected a path that begins with /, found \"/m v2\"",
+        );
+        check_error(
+            &with(r#","poll_interval_ms":5000"#),
+            "stale_after_ms: expected at least poll_interval_ms (5000)",
         );
         check_error(&with(r#","max_body_byte":1"#), "max_body_byte: unknown option");
         check_error(

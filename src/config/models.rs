@@ -49,7 +49,8 @@ pub(super) fn model(fields: &mut Fields<'_>) -> Result<ModelConfig, ConfigError>
     let prepared = fields.require("prepared")?;
     let mut prepared = Fields::new(&fields.path_of("prepared"), prepared)?;
     let (prepared_cluster, prepared_path) = (prepared.text("cluster")?, prepared.text("path")?);
-    if !prepared_path.starts_with('/') {
+    let is_path = prepared_path.starts_with('/');
+    if !is_path || !prepared_path.bytes().all(|byte| byte.is_ascii_graphic()) {
         let found = shown(&prepared_path.as_str().into());
         let problem = format!("expected a path that begins with /, found {found}");
         return Err(error(&prepared.path_of("path"), problem));

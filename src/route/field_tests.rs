@@ -18,7 +18,7 @@ struct Fleet {
 fn fleet(replicas: usize, options: &str) -> Fleet {
     let json = format!(
         r#"{{"models": [{{"name": "m", "prepared": {{"cluster": "f", "path": "/m"}}}}],
-             "clusters": [{{"name": "pool", "replicas": []}}]{options}}}"#
+             "clusters": [{{"name": "pool", "replicas": ["127.0.0.1:1"]}}]{options}}}"#
     );
     let members: Vec<Member> =
         (0..replicas).map(|n| Member::healthy(format!("10.0.0.{n}:80"))).collect();

@@ -58,7 +58,7 @@ async fn soon_serves(rig: &Rig, generation: u32) {
 
 /// What no plugin can start with, and what the log must say of it.
 const WRONG: [(&str, &str); 6] = [
-    ("", "configuration: not JSON"),
+    ("", "configuration: missing"),
     ("{\"models\": [", "configuration: not JSON"),
     ("[]", "configuration: expected an object"),
     (r#"{"models": 7, "clusters": []}"#, "models: expected a list"),

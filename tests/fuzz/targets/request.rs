@@ -243,7 +243,7 @@ impl Fleet {
     /// A fleet as shared data could hold it, nonsense included.
     fn new(bytes: &mut Bytes<'_>) -> Self {
         let config = Config::parse(
-            br#"{"models":[{"name":"m","prepared":{"cluster":"f","path":"/m"}}],"clusters":[{"name":"c","replicas":[]}]}"#,
+            br#"{"models":[{"name":"m","prepared":{"cluster":"f","path":"/m"}}],"clusters":[{"name":"c","replicas":["127.0.0.1:1"]}]}"#,
         );
         let now = Moment(bytes.u64());
         let (mut charges, mut strikes) = (Charges::default(), Strikes::default());

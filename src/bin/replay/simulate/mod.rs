@@ -264,7 +264,7 @@ fn route_config(engine: &EngineConfig, cost: &str) -> Result<RouteConfig, String
     default("attention_tokens", engine.attention_rate / engine.prefill_rate);
     let plugin = serde_json::json!({
         "models": [{ "name": "m", "prepared": { "cluster": "none", "path": "/none" } }],
-        "clusters": [{ "name": gateway::CLUSTER, "replicas": [] }],
+        "clusters": [{ "name": gateway::CLUSTER, "replicas": ["127.0.0.1:1"] }],
         "default_block_size": engine.block_size,
         "cost": options,
     });
