@@ -1,9 +1,10 @@
-//! What has been loaded, for as long as somebody uses it.
+//! What has been loaded, for as long as somebody uses it; and what is to be loaded next.
 //!
 //! While one configuration of a VM replaces another, both name models, mostly the same. A model stays as long as one of
 //! them holds it and not longer, or a VM would grow by some ten megabytes with every update that brings a new path. It
 //! loads nothing itself.
 
+use crate::replicas::Moment;
 use hashbrown::HashMap;
 use std::rc::{Rc, Weak};
 
@@ -30,9 +31,89 @@ impl<T> Loaded<T> {
     }
 }
 
+/// How far a value is.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum Stage {
+    /// To be fetched, not before this moment, and whether that has failed before.
+    Waiting(Moment, bool),
+    /// Being fetched or read.
+    UnderWay,
+    /// There.
+    Ready,
+}
+
+/// Which one to go on with.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub struct Next {
+    /// Its place.
+    pub index: usize,
+    /// Whether it is begun anew after a failure: such a one lets whoever else waits go first.
+    pub is_retry: bool,
+}
+
+/// What is under way, else what has waited longest: were it the first in the list, values that fail slowly would keep those
+/// behind them away for ever.
+pub fn next(stages: impl Iterator<Item = Stage>, now: Moment) -> Option<Next> {
+    let due = stages.enumerate().filter_map(|(index, stage)| match stage {
+        Stage::UnderWay => Some((None, Next { index, is_retry: false })),
+        Stage::Waiting(at, is_retry) if at <= now => Some((Some(at), Next { index, is_retry })),
+        Stage::Waiting(..) | Stage::Ready => None,
+    });
+    due.min_by_key(|(at, _)| *at).map(|(_, next)| next)
+}
+
 #[cfg(test)]
 mod tests {
     use super::*;
+    use std::time::Duration;
+
+    fn at(seconds: u64) -> Moment {
+        Moment::default().plus(Duration::from_secs(seconds))
+    }
+
+    #[test]
+    fn what_is_under_way_is_gone_on_with_and_then_what_has_waited_longest() {
+        use Stage::{Ready, UnderWay, Waiting};
+        let new = Waiting(at(0), false);
+        #[track_caller]
+        fn check(stages: &[Stage], expected: Option<(usize, bool)>) {
+            let next = next(stages.iter().copied(), at(9));
+            assert_eq!(next.map(|next| (next.index, next.is_retry)), expected);
+        }
+        check(&[], None);
+        check(&[Ready, Waiting(at(10), true)], None);
+        check(&[new, new, UnderWay], Some((2, false)));
+        check(&[Ready, new, new], Some((1, false)));
+        check(&[Waiting(at(5), true), new], Some((1, false)));
+        check(&[Waiting(at(5), true), Waiting(at(4), true), Ready], Some((1, true)));
+    }
+
+    /// Each value of each VM is fetched for 20 s and fails, but for the last, and may be tried again 5 s later. Only one VM at
+    /// a time has the turn, and lets go of it when nothing is left but to try again.
+    #[test]
+    fn values_that_fail_slowly_keep_no_other_and_no_other_vm_away() {
+        let mut vms = [[Stage::Waiting(at(0), false); 4]; 3];
+        let mut was_ready = [None; 3];
+        let (mut now, mut turn, mut has_begun) = (0, 0, false);
+        while now < 1_000 {
+            let stages = &mut vms[turn];
+            let next = next(stages.iter().copied(), at(now));
+            let Some(Next { index, .. }) = next.filter(|next| !(next.is_retry && has_begun)) else {
+                (turn, has_begun) = ((turn + 1) % 3, false);
+                now += u64::from(turn == 0);
+                continue;
+            };
+            has_begun = true;
+            if index == 3 {
+                stages[3] = Stage::Ready;
+                was_ready[turn] = Some(now);
+            } else {
+                now += 20;
+                stages[index] = Stage::Waiting(at(now + 5), true);
+            }
+        }
+        assert_eq!(was_ready, [Some(60), Some(120), Some(180)]);
+    }
 
     #[test]
     fn what_two_configurations_name_is_loaded_once_and_stays_with_the_last() {

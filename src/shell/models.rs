@@ -7,7 +7,7 @@
 use super::link::{self, SharedLease};
 use super::{host, meters};
 use crate::config::{Config, ModelConfig};
-use crate::loaded::Loaded;
+use crate::loaded::{self, Loaded, Next, Stage};
 use crate::metrics;
 use crate::model::Model;
 use crate::replicas::Moment;
@@ -103,8 +103,10 @@ impl Models {
         for entry in &mut self.entries {
             entry.take_loaded();
         }
-        let work = self.entries.iter().position(|entry| entry.wants(now));
-        let Some(entry) = work.and_then(|index| self.entries.get_mut(index)) else {
+        let next = loaded::next(self.entries.iter().map(Entry::stage), now);
+        // What failed is tried again in a turn of its own: whoever has not tried yet goes before.
+        let next = next.filter(|next| !(next.is_retry && self.has_turn));
+        let Some(entry) = next.and_then(|Next { index, .. }| self.entries.get_mut(index)) else {
             self.give_up_turn(now);
             return;
         };
@@ -132,15 +134,31 @@ impl Models {
             entry.fail("damaged", &too_large(body_size).to_string());
             return true;
         }
-        let ok = num_headers > 0 && host::call_header(":status").as_deref() == Some(b"200");
-        match host::call_body(body_size).filter(|body| ok && !body.is_empty()) {
-            Some(body) => match Loader::new(body) {
+        match file(num_headers, body_size) {
+            Ok(body) => match Loader::new(body) {
                 Ok(loader) => entry.state = State::Loading(Box::new(loader)),
                 Err(error) => entry.fail("damaged", &error.to_string()),
             },
-            None => entry.fail("fetch_failed", "no answer with status 200 and a body"),
+            Err(problem) => entry.fail("fetch_failed", &problem),
         }
         true
+    }
+}
+
+/// The answer to a fetch, or why it is no file.
+fn file(num_headers: usize, body_size: usize) -> Result<Vec<u8>, String> {
+    // Without headers it was reset, and asking for one would be an error.
+    let status = (num_headers > 0).then(|| host::call_header(":status")).flatten();
+    match status.as_deref() {
+        Some(b"200") => {
+            let body = host::call_body(body_size).filter(|body| !body.is_empty());
+            body.ok_or_else(|| "answered 200 without a body".to_owned())
+        }
+        Some(b"504") => Err("answered 504, or not within 20 s".to_owned()),
+        Some(other) => Err(format!("answered {}", String::from_utf8_lossy(other))),
+        None => Err("the answer broke off, or is longer than Envoy takes in (32 MB, or \
+                     http.async_response_buffer_limit in its runtime)"
+            .to_owned()),
     }
 }
 
@@ -156,12 +174,11 @@ impl Entry {
         is_news.then(|| (self.config.identity(), model.has_template()))
     }
 
-    /// Whether there is something to do for this model.
-    fn wants(&self, now: Moment) -> bool {
+    fn stage(&self) -> Stage {
         match self.state {
-            State::Waiting(at) => now >= at,
-            State::Fetching(_) | State::Loading(_) => true,
-            State::Ready(_) => false,
+            State::Waiting(at) => Stage::Waiting(at, self.failed),
+            State::Fetching(_) | State::Loading(_) => Stage::UnderWay,
+            State::Ready(_) => Stage::Ready,
         }
     }
 
