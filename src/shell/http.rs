@@ -119,8 +119,8 @@ impl Stream {
         if end_of_stream {
             return Err((Some(api), Reason::NoBody));
         }
-        let encoding = headers.text("content-encoding").unwrap_or_default();
-        if !matches!(encoding, "" | "identity") {
+        let encoding = headers.get("content-encoding").unwrap_or_default();
+        if !matches!(encoding, b"" | b"identity") {
             return Err((Some(api), Reason::ContentEncoding));
         }
         Ok((api, cluster))
@@ -153,6 +153,9 @@ impl Stream {
 
     /// Reads the prompt as far as this callback may. Ticks do the rest, and let the request go.
     fn read(&mut self, body_bytes: usize) -> Action {
+        if body_bytes == 0 {
+            return self.give_up(Reason::NoBody, 0);
+        }
         let Some(turn) = self.turn(body_bytes) else { return Action::Continue };
         let is_decided = self.with(|shared| shared.read(&turn)).unwrap_or(true);
         if is_decided { self.go() } else { Action::Pause }

@@ -362,7 +362,7 @@ fn every_body_passes_unchanged_and_is_counted_by_its_reason() {
         let mut http1 = rig.connect().await;
         let mut http2 = Connection::open_http2(rig.address).await;
         let no_bytes = Ask::post(CHAT, "").chunked(10);
-        let mut faults = check(&rig, &mut http1, ("no bytes", no_bytes, "invalid_json")).await;
+        let mut faults = check(&rig, &mut http1, ("no bytes", no_bytes, "no_body")).await;
         for (connection, seed) in [(&mut http1, 0), (&mut http2, 10_000)] {
             for case in table(seed) {
                 faults.extend(check(&rig, connection, case).await);

@@ -186,6 +186,15 @@ fn what_has_no_body_passes_at_once() {
         }
         assert_eq!(rig.send(&Ask::get("/v1/models")).await.status, 200);
         check(&rig, "POST without a body", &Ask::post(CHAT, ""), "no_body").await;
+        // Its headers may not say so.
+        let empty = Ask::post(CHAT, "");
+        in_frames(&rig, &empty, &[], true).await;
+        in_chunks(&rig, b"", &[], "").await;
+        with_h2_trailers(&rig, &empty, b"").await;
+        assert_eq!(
+            rig.scrape().await.sum("warmpath_requests_total", &[("reason", "no_body")]),
+            4.0
+        );
         check(&rig, "POST to nowhere", &Ask::post("/nowhere", ""), "not_inference").await;
 
         // Replicas upgrade nothing: it is their refusal that must come, and soon.
