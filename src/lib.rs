@@ -19,7 +19,7 @@
 //!    replicas that load asks for.
 //! 7. `shell`, in wasm only, does the host calls; [`loaded`] is what its configurations share, [`headers`] how Envoy writes a request's, [`secret`] what opens explanations.
 //!
-//! None of it but the shell has a clock, chance, I/O or globals. `agent` (feature `agent`) makes cache reports of an engine's
+//! None of it but the shell has a clock, chance, I/O or globals. `command` (feature `tools`) is what native commands share. `agent` (feature `agent`) makes cache reports of an engine's
 //! events. `mock` (feature `demo`) is a
 //! replica for tests and demos; of the modules above it shares those that read a prompt, and none
 //! that chooses.
@@ -34,6 +34,8 @@ mod allocator;
 pub mod budget;
 pub mod charge;
 pub mod classes;
+#[cfg(all(feature = "tools", not(target_family = "wasm")))]
+pub mod command;
 pub mod config;
 pub mod drift;
 pub mod feedback;

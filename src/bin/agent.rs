@@ -14,6 +14,7 @@ use warmpath::agent::rank::{Rank, RankConfig};
 use warmpath::agent::server::{Shared, serve};
 use warmpath::agent::stop;
 use warmpath::agent::zmtp::Endpoint;
+use warmpath::command;
 use warmpath::tokens::blocks::BlockSize;
 
 /// Most blocks of a rank: what a report has room for, and eight million tokens in blocks of 16.
@@ -54,7 +55,7 @@ struct Arguments {
     #[arg(long, value_name = "N")]
     block_tokens: Option<BlockSize>,
     /// The model's name in the filter's configuration, if it is not the engine's first.
-    #[arg(long, value_name = "NAME")]
+    #[arg(long, value_name = "NAME", value_parser = clap::builder::NonEmptyStringValueParser::new())]
     model: Option<String>,
     /// Most blocks that are known, of each rank.
     #[arg(long, default_value_t = MOST_BLOCKS, value_name = "N", value_parser = clap::value_parser!(u32).range(1..=i64::from(MOST_BLOCKS)))]
@@ -102,7 +103,8 @@ async fn run(arguments: Arguments) -> Result<(), String> {
     let listener = TcpListener::bind(arguments.listen).await;
     let listener = listener.map_err(|error| format!("--listen {}: {error}", arguments.listen))?;
     let address = listener.local_addr().map_err(|error| error.to_string())?;
-    println!("warmpath-agent listens on {address}");
+    // Whoever started it need not read that.
+    let _ = command::print(format_args!("warmpath-agent listens on {address}\n"));
     if let Some(base) = &arguments.model {
         shared.set_names(&Names { base: base.clone(), adapters: Vec::new() });
     }

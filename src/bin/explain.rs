@@ -7,6 +7,7 @@ use clap::Parser;
 use std::io::Read;
 use std::path::PathBuf;
 use std::process::ExitCode;
+use warmpath::command;
 
 const HEADER: &str = "x-warmpath-explain:";
 
@@ -22,11 +23,9 @@ struct Arguments {
 }
 
 fn main() -> ExitCode {
-    match read(&Arguments::parse()).and_then(|text| explained(&text)) {
-        Ok(text) => {
-            print!("{text}");
-            ExitCode::SUCCESS
-        }
+    let explained = read(&Arguments::parse()).and_then(|text| explained(&text));
+    match explained.and_then(command::print) {
+        Ok(()) => ExitCode::SUCCESS,
         Err(problem) => {
             eprintln!("warmpath-explain: {problem}");
             ExitCode::FAILURE

@@ -7,6 +7,7 @@ use std::time::Duration;
 use tokio::net::TcpListener;
 use tokio::time::{Instant, sleep};
 use warmpath::agent::stop;
+use warmpath::command;
 use warmpath::mock::digest::Lora;
 use warmpath::mock::engine::EngineConfig;
 use warmpath::mock::exposition::MetricNames;
@@ -28,28 +29,28 @@ struct Arguments {
     #[arg(long = "lora", value_name = "NAME=PATH")]
     loras: Vec<String>,
     /// Tokens per KV block.
-    #[arg(long, default_value_t = 16)]
+    #[arg(long, default_value_t = 16, value_parser = clap::value_parser!(u32).range(1..))]
     block_size: u32,
     /// KV blocks of each replica.
-    #[arg(long, default_value_t = 4096)]
+    #[arg(long, default_value_t = 4096, value_parser = clap::value_parser!(u32).range(1..))]
     capacity_blocks: u32,
     /// Prompt tokens per second, attention apart.
-    #[arg(long, default_value_t = 10_000.0)]
+    #[arg(long, default_value_t = 10_000.0, value_parser = command::positive)]
     prefill_rate: f64,
     /// Pairs of tokens per second that attention adds to a prefill; 0 adds nothing.
-    #[arg(long, default_value_t = 200_000_000.0)]
+    #[arg(long, default_value_t = 200_000_000.0, value_parser = command::not_negative)]
     attention_rate: f64,
     /// Milliseconds of a step that does nothing else.
-    #[arg(long, default_value_t = 8.0)]
+    #[arg(long, default_value_t = 8.0, value_parser = command::not_negative)]
     step_ms: f64,
     /// Milliseconds that each decoding sequence adds to a step.
-    #[arg(long, default_value_t = 0.3)]
+    #[arg(long, default_value_t = 0.3, value_parser = command::not_negative)]
     decode_ms: f64,
     /// Tokens that one step may compute.
-    #[arg(long, default_value_t = 2048)]
+    #[arg(long, default_value_t = 2048, value_parser = clap::value_parser!(u32).range(1..))]
     max_num_batched_tokens: u32,
     /// Requests that may run at once.
-    #[arg(long, default_value_t = 64)]
+    #[arg(long, default_value_t = 64, value_parser = clap::value_parser!(u32).range(1..))]
     max_num_seqs: u32,
     /// Tokens of a prompt and its answer; never more than fit into the cache.
     #[arg(long, default_value_t = 32_768)]
@@ -83,7 +84,7 @@ struct Arguments {
     #[arg(long, default_value_t = 1)]
     threads: u16,
     /// Once told to end: seconds that it has to finish what it has. Its /health says 503 meanwhile; 0 ends it at once.
-    #[arg(long, default_value_t = 0.0)]
+    #[arg(long, default_value_t = 0.0, value_parser = command::not_negative)]
     drain_s: f64,
 }
 
@@ -132,7 +133,12 @@ async fn run(arguments: &Arguments) -> Result<(), String> {
         let events = base.events.as_ref().map(|events| events.offset(place));
         let config = ReplicaConfig { name, events, ..base.clone() };
         let handle = serve(config, listener).map_err(describe)?;
-        println!("{} listens on {}", handle.replica.name(), handle.address);
+        // Whoever started it need not read that.
+        let _ = command::print(format_args!(
+            "{} listens on {}\n",
+            handle.replica.name(),
+            handle.address
+        ));
         handles.push(handle);
     }
     stop::signal().await;
@@ -148,7 +154,7 @@ async fn drain(handles: &[Handle], limit: Duration) {
     for handle in handles {
         handle.replica.set_control(|control| control.health = Some(503));
     }
-    println!("draining");
+    let _ = command::print("draining\n");
     let began = Instant::now();
     while began.elapsed() < limit {
         sleep(Duration::from_millis(200)).await;
@@ -167,9 +173,6 @@ fn config(arguments: &Arguments) -> Result<ReplicaConfig, String> {
         arguments.loras.iter().map(|lora| adapter(lora)).collect();
     let milliseconds =
         |ms: f64| Duration::try_from_secs_f64(ms / 1000.0).map_err(|e| format!("{ms} ms: {e}"));
-    if arguments.block_size == 0 || arguments.capacity_blocks == 0 {
-        return Err("block size and capacity must be above 0".to_owned());
-    }
     let engine = EngineConfig {
         block_size: arguments.block_size as usize,
         capacity_blocks: arguments.capacity_blocks,

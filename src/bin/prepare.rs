@@ -9,6 +9,7 @@ use std::io::{self, Read};
 use std::path::{Path, PathBuf};
 use std::process::ExitCode;
 use tokenizers::pipeline::{EncodeOptions, PipelineToken};
+use warmpath::command;
 use warmpath::model::Model;
 use warmpath::template::{RendererName, named};
 use warmpath::tokens::Tokenizer;
@@ -34,11 +35,8 @@ struct Arguments {
 }
 
 fn main() -> ExitCode {
-    match run(&Arguments::parse()) {
-        Ok(summary) => {
-            println!("{summary}");
-            ExitCode::SUCCESS
-        }
+    match run(&Arguments::parse()).and_then(|summary| command::print(summary + "\n")) {
+        Ok(()) => ExitCode::SUCCESS,
         Err(error) => {
             eprintln!("warmpath-prepare: {error}");
             ExitCode::FAILURE

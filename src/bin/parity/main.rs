@@ -16,6 +16,7 @@ use std::process::ExitCode;
 use std::sync::Arc;
 use std::time::{SystemTime, UNIX_EPOCH};
 use verdict::{Reader, Verdict};
+use warmpath::command;
 use warmpath::config::Config;
 use warmpath::model::Model;
 use warmpath::rules::Rules;
@@ -78,23 +79,26 @@ fn main() -> ExitCode {
 /// Plays everything, and returns how many requests differ.
 fn run(arguments: &Arguments) -> Result<usize, String> {
     let engine = Engine::new(&arguments.url, &arguments.headers)?;
-    engine.check()?;
     let reader = Reader {
         model: model(arguments)?,
         rules: rules(arguments)?,
         utc_offset_s: arguments.utc_offset_minutes.saturating_mul(60),
     };
+    let requests = requests(arguments)?;
+    // What is wrong here shows without an engine.
+    engine.check()?;
     let mut rows = Vec::new();
-    for request in requests(arguments)? {
+    for request in requests {
         let verdict = verdict::of(&request, &reader, &engine);
         if !arguments.quiet || verdict.kind() == "differs" {
-            println!("{:9} {:44} {verdict}", verdict.kind(), request.name);
+            let row = format_args!("{:9} {:44} {verdict}\n", verdict.kind(), request.name);
+            command::print(row)?;
         }
         rows.push((request, verdict));
     }
     let counts = counts(&rows);
     let said: Vec<_> = counts.iter().map(|(kind, count)| format!("{count} {kind}")).collect();
-    println!("{} requests: {}", rows.len(), said.join(", "));
+    command::print(format_args!("{} requests: {}\n", rows.len(), said.join(", ")))?;
     if let Some(path) = &arguments.json {
         let json = verdict::json(&arguments.model, &rows);
         std::fs::write(path, json).map_err(|error| format!("{}: {error}", path.display()))?;

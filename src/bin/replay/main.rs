@@ -25,6 +25,7 @@ use std::path::PathBuf;
 use std::process::ExitCode;
 use std::time::Duration;
 use trace::load::{self, Limits};
+use warmpath::command;
 use workload::{Plan, Workload};
 
 #[derive(Parser)]
@@ -61,7 +62,7 @@ enum Action {
         #[arg(required = true)]
         urls: Vec<String>,
         /// Seconds to wait.
-        #[arg(long, default_value_t = 30.0)]
+        #[arg(long, default_value_t = 30.0, value_parser = command::not_negative)]
         within: f64,
         /// Text that the answer must also contain.
         #[arg(long)]
@@ -88,7 +89,7 @@ struct LiveArgs {
     #[arg(long)]
     prompt_tokens: Option<u32>,
     /// What a trace's pauses are multiplied by.
-    #[arg(long, default_value_t = 1.0)]
+    #[arg(long, default_value_t = 1.0, value_parser = command::not_negative)]
     pauses: f64,
     #[command(flatten)]
     options: trace::open::Options,
@@ -99,7 +100,7 @@ struct LiveArgs {
     #[arg(long, default_value_t = 1500)]
     requests: usize,
     /// Seconds over which sessions arrive.
-    #[arg(long, default_value_t = 20.0)]
+    #[arg(long, default_value_t = 20.0, value_parser = command::not_negative)]
     duration: f64,
     /// Equal seeds give equal requests.
     #[arg(long, default_value_t = 1)]
@@ -120,7 +121,7 @@ struct LiveArgs {
     #[arg(long, value_name = "SECRET")]
     explain: Option<String>,
     /// Seconds after which a request is given up. Shorter than a run, it hides how slow a policy can be.
-    #[arg(long, default_value_t = 40.0)]
+    #[arg(long, default_value_t = 40.0, value_parser = command::not_negative)]
     patience: f64,
     /// Send `ignore_eos`, which vLLM and SGLang know: answers are then as long as asked for.
     #[arg(long)]
@@ -144,7 +145,9 @@ async fn main() -> ExitCode {
         Action::Grid(args) => grid::run(&args),
         Action::Calibrate(args) => calibrate::run(&args).await,
         Action::Trace(args) => trace::run(&args),
-        Action::Table { file } => table::read(&file).map(|runs| print!("{}", table::render(&runs))),
+        Action::Table { file } => {
+            table::read(&file).and_then(|runs| command::print(table::render(&runs)))
+        }
         Action::Ready { urls, within, containing } => {
             live::ready(&urls, Duration::from_secs_f64(within), containing.as_deref()).await
         }

@@ -17,6 +17,7 @@ use probe::Probe;
 use record::Record;
 use std::fmt::Write as _;
 use std::path::PathBuf;
+use warmpath::command;
 
 /// What to measure.
 #[derive(Args)]
@@ -67,10 +68,10 @@ pub async fn run(args: &CalibrateArgs) -> Result<(), String> {
         (None, None) => return Err("neither an engine nor a file".to_owned()),
     };
     let fit = record.fit()?;
-    print!("{}", parameters(&record, fit));
+    command::print(parameters(&record, fit))?;
     let plan = mixed::plan(record.sessions, record.seed);
     let simulated = Run::of("simulated", "mixed", &mixed::simulated(&plan, &record, fit)?);
-    print!("{}", compared(&record.live, &simulated));
+    command::print(compared(&record.live, &simulated))?;
     args.json.as_ref().map_or(Ok(()), |path| record.write(path, fit))
 }
 

@@ -27,6 +27,7 @@ use std::io::{IsTerminal, Write as _};
 use std::path::{Path, PathBuf};
 use std::time::Duration;
 use verdict::Kind;
+use warmpath::command;
 use warmpath::mock::engine::EngineConfig;
 
 /// The traces of the table, unless others are named; the turns that their sessions are cut to; and the prompt that ends
@@ -109,16 +110,16 @@ pub struct GridArgs {
 #[derive(Args, Clone, Debug)]
 struct EngineArgs {
     /// Prompt tokens per second, attention apart.
-    #[arg(long, default_value_t = 10_000.0)]
+    #[arg(long, default_value_t = 10_000.0, value_parser = command::positive)]
     prefill_rate: f64,
     /// Pairs of tokens per second that attention adds to a prefill.
-    #[arg(long, default_value_t = 2e8)]
+    #[arg(long, default_value_t = 2e8, value_parser = command::positive)]
     attention_rate: f64,
     /// Milliseconds of a step that does nothing else.
-    #[arg(long, default_value_t = 8.0)]
+    #[arg(long, default_value_t = 8.0, value_parser = command::not_negative)]
     step_ms: f64,
     /// Milliseconds that each decoding sequence adds to a step.
-    #[arg(long, default_value_t = 0.3)]
+    #[arg(long, default_value_t = 0.3, value_parser = command::not_negative)]
     decode_ms: f64,
     /// Requests that may run at once.
     #[arg(long, default_value_t = 64)]
@@ -150,11 +151,12 @@ pub fn run(args: &GridArgs) -> Result<(), String> {
     let args = if args.smoke { &smoke::smaller(args) } else { args };
     let (results, unplayed) = play(args)?;
     if args.cells {
-        results.iter().for_each(|result| print!("{}", report::cell(result)));
+        results.iter().try_for_each(|result| command::print(report::cell(result)))?;
     }
-    print!("{}{}", report::summary(&results), report::unplayed(&unplayed));
+    let summary = report::summary(&results) + &report::unplayed(&unplayed);
+    command::print(summary)?;
     if let Some(seconds) = crew::cpu_seconds() {
-        println!("\n{seconds:.0} s of CPU");
+        command::print(format_args!("\n{seconds:.0} s of CPU\n"))?;
     }
     let write = |path: &Option<PathBuf>, text: &dyn Fn() -> String| {
         path.as_ref().map_or(Ok(()), |path| written(path, &text()))

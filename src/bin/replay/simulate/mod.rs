@@ -29,6 +29,7 @@ use fault::Fault;
 use std::fmt::Write as _;
 use std::path::PathBuf;
 use std::time::Duration;
+use warmpath::command;
 use warmpath::config::Config;
 use warmpath::mock::engine::EngineConfig;
 use warmpath::route::RouteConfig;
@@ -61,13 +62,13 @@ pub struct SimulateArgs {
     #[arg(long, default_value_t = 1500)]
     requests: usize,
     /// Seconds over which sessions arrive.
-    #[arg(long, default_value_t = 20.0)]
+    #[arg(long, default_value_t = 20.0, value_parser = command::not_negative)]
     duration: f64,
     /// The first seed.
     #[arg(long, default_value_t = 1)]
     seed: u64,
     /// How many seeds, one after another.
-    #[arg(long, default_value_t = 1)]
+    #[arg(long, default_value_t = 1, value_parser = clap::value_parser!(u64).range(1..))]
     seeds: u64,
     /// Only this policy; may be repeated.
     #[arg(long, value_enum)]
@@ -82,28 +83,28 @@ pub struct SimulateArgs {
     #[arg(long, default_value_t = 7000)]
     capacity_blocks: u32,
     /// Prompt tokens per second, attention apart.
-    #[arg(long, default_value_t = 60_000.0)]
+    #[arg(long, default_value_t = 60_000.0, value_parser = command::positive)]
     prefill_rate: f64,
     /// Pairs of tokens per second that attention adds to a prefill.
-    #[arg(long, default_value_t = 2e9)]
+    #[arg(long, default_value_t = 2e9, value_parser = command::positive)]
     attention_rate: f64,
     /// Milliseconds of a step that does nothing else.
-    #[arg(long, default_value_t = 5.0)]
+    #[arg(long, default_value_t = 5.0, value_parser = command::not_negative)]
     step_ms: f64,
     /// Milliseconds that each decoding sequence adds to a step.
-    #[arg(long, default_value_t = 0.15)]
+    #[arg(long, default_value_t = 0.15, value_parser = command::not_negative)]
     decode_ms: f64,
     /// Requests that may run at once.
     #[arg(long, default_value_t = 256)]
     max_num_seqs: usize,
     /// Milliseconds between a replica's reports.
-    #[arg(long, default_value_t = 500)]
+    #[arg(long, default_value_t = 500, value_parser = clap::value_parser!(u64).range(1..))]
     report_ms: u64,
     /// Milliseconds that a report is on its way.
     #[arg(long, default_value_t = 0)]
     report_delay_ms: u64,
     /// Speed of the first, second, ... replica as a multiple of the others'.
-    #[arg(long, value_delimiter = ',')]
+    #[arg(long, value_delimiter = ',', value_parser = command::positive)]
     speeds: Vec<f64>,
     /// How many gateways.
     #[arg(long, default_value_t = 1)]
@@ -166,7 +167,7 @@ pub fn run(args: &SimulateArgs) -> Result<(), String> {
             runs.push(run);
         }
     }
-    print!("{}\n{ceilings}", table::render(&runs));
+    command::print(format_args!("{}\n{ceilings}", table::render(&runs)))?;
     args.json.as_ref().map_or(Ok(()), |path| table::write(path, &runs))
 }
 

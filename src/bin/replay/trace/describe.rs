@@ -3,7 +3,9 @@
 use super::load::{self, Load};
 use super::open::{Options, open};
 use super::shape::Shape;
+use std::fmt::Write as _;
 use std::time::Duration;
+use warmpath::command;
 use warmpath::mock::engine::EngineConfig;
 
 /// Which trace, and what fleet.
@@ -32,10 +34,10 @@ pub struct TraceArgs {
     #[arg(long)]
     prompt_tokens: Option<u32>,
     /// Prompt tokens per second of a replica, attention apart.
-    #[arg(long, default_value_t = 60_000.0)]
+    #[arg(long, default_value_t = 60_000.0, value_parser = command::positive)]
     prefill_rate: f64,
     /// Pairs of tokens per second that attention adds to a prefill.
-    #[arg(long, default_value_t = 2e9)]
+    #[arg(long, default_value_t = 2e9, value_parser = command::positive)]
     attention_rate: f64,
 }
 
@@ -46,8 +48,7 @@ pub struct TraceArgs {
 pub fn run(args: &TraceArgs) -> Result<(), String> {
     let trace = open(&args.name, &args.options, args.seed)?;
     let Some(share) = args.load else {
-        print!("{}", Shape::of(&trace));
-        return Ok(());
+        return command::print(Shape::of(&trace));
     };
     let engine = EngineConfig {
         prefill_rate: args.prefill_rate,
@@ -69,14 +70,15 @@ pub fn run(args: &TraceArgs) -> Result<(), String> {
             seed: args.seed,
         },
     )?;
-    print!("{}", Shape::of(&scaled.trace));
+    let mut text = Shape::of(&scaled.trace).to_string();
     let (work, load) = (scaled.work.as_secs_f64(), scaled.share * 100.0);
-    println!("{work:.0} replica-seconds of work, a load of {load:.1} %");
-    println!("pauses are {:.4} of the trace's", scaled.pauses);
+    let _ = writeln!(text, "{work:.0} replica-seconds of work, a load of {load:.1} %");
+    let _ = writeln!(text, "pauses are {:.4} of the trace's", scaled.pauses);
     for share in [0.1, 0.3, 1.0] {
         let cache = load::cache(&scaled.trace, args.replicas, share);
         let raised = if cache.is_raised { ", raised to hold the longest request" } else { "" };
-        println!("{share} of the working set per replica: {} blocks{raised}", cache.blocks);
+        let blocks = cache.blocks;
+        let _ = writeln!(text, "{share} of the working set per replica: {blocks} blocks{raised}");
     }
-    Ok(())
+    command::print(text)
 }
