@@ -5,6 +5,7 @@
 use super::fields::{Fields, shown};
 use super::{ConfigError, Secret, error};
 use crate::share::LAYOUT;
+use std::net::SocketAddr;
 use xxhash_rust::xxh3::Xxh3;
 
 /// One Envoy cluster.
@@ -74,16 +75,17 @@ pub(super) fn cluster(fields: &mut Fields<'_>) -> Result<ClusterConfig, ConfigEr
             return Err(error(&fields.path_of("replicas"), problem));
         }
         (None, Some(replicas)) => {
-            for (index, address) in replicas.iter().enumerate() {
-                if address.parse::<std::net::SocketAddr>().is_err() {
+            // As Envoy writes them: it compares texts.
+            let written = |(index, address): (usize, &String)| {
+                let parsed = address.parse::<SocketAddr>().map(|address| address.to_string());
+                parsed.map_err(|_| {
                     let path = format!("{}[{index}]", fields.path_of("replicas"));
-                    return Err(error(
-                        &path,
-                        format!("expected ip:port, found {}", shown(&address.as_str().into())),
-                    ));
-                }
-            }
-            Membership::Static(replicas)
+                    let found = shown(&address.as_str().into());
+                    error(&path, format!("expected ip:port, found {found}"))
+                })
+            };
+            let replicas = replicas.iter().enumerate().map(written);
+            Membership::Static(replicas.collect::<Result<_, _>>()?)
         }
         _ => {
             let problem = "expected one of admin_cluster and replicas".to_owned();

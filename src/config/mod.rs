@@ -621,6 +621,16 @@ mod tests {
     }
 
     #[test]
+    fn addresses_are_written_as_envoy_writes_them() {
+        let json = with("")
+            .replace("[::1]:80", "[0:0:0:0:0:0:0:1]:080")
+            .replace("10.0.0.1:8000", "[2001:DB8::1]:80");
+        let config = Config::parse(json.as_bytes()).unwrap();
+        let expected = Membership::Static(vec!["[2001:db8::1]:80".into(), "[::1]:80".into()]);
+        assert_eq!(config.clusters[0].membership, expected);
+    }
+
+    #[test]
     fn how_replicas_are_asked_is_read() {
         let parse = |options: &str| {
             let json = with("").replace(r#""name":"pool""#, &format!(r#""name":"pool",{options}"#));
