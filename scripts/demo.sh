@@ -68,12 +68,15 @@ while [ "$#" -gt 0 ]; do
     esac
 done
 [[ $gateways =~ ^[1-9]$ ]] || fail "--gateways $gateways: expected 1 to 9"
+[[ $seed =~ ^[0-9]{1,18}$ ]] || fail "--seed $seed: expected a number"
+[[ $concurrency =~ ^[1-9][0-9]?$ ]] || fail "--concurrency $concurrency: expected 1 to 99"
 [ "$gateways" = 1 ] || [ -n "$agents" ] || fail "--gateways needs --agents"
 # With agents it is Warmpath against itself, unless others are asked for.
 if [ -n "$agents" ]; then all=warmpath; fi
 only=${only:-$all}
 case $json in "" | /*) ;; *) json=$PWD/$json ;; esac
 [ -z "$json" ] || [ -d "$(dirname "$json")" ] || fail "--json $json: no such directory"
+[ ! -d "$json" ] || fail "--json $json: a directory"
 for policy in ${only//,/ }; do
     case $policy in
     round_robin | least_request | ring_hash_session | ring_hash_prefix | warmpath) ;;
