@@ -11,6 +11,7 @@
 
 mod compile;
 mod operators;
+mod plain;
 mod program;
 mod run;
 mod texts;

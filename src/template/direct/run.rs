@@ -1,6 +1,6 @@
 //! A [`Program`] and a client's variables, to a text.
 
-use super::program::{Filter, For, LoopField, Name, Node, Operator, Program, Step, Test};
+use super::program::{For, LoopField, Name, Node, Operator, Program, Step};
 use super::value::{Items, Text, Value};
 use super::{Beyond, Here, operators, texts};
 use crate::request::field;
@@ -17,7 +17,7 @@ const FUNCTIONS: [&str; 6] =
 const MAX_CALLS: usize = 4;
 
 /// Bytes of text that count as much as a node.
-const BYTES_A_UNIT: usize = 64;
+pub(super) const BYTES_A_UNIT: usize = 64;
 
 pub(super) fn render(
     program: &Program,
@@ -56,8 +56,8 @@ enum Flow {
     Continue,
 }
 
-struct Run<'a> {
-    program: &'a Program,
+pub(super) struct Run<'a> {
+    pub(super) program: &'a Program,
     /// By name.
     globals: Vec<Value<'a>>,
     now: u64,
@@ -69,8 +69,8 @@ struct Run<'a> {
     outermost: Option<usize>,
     /// Within a macro, where its own begin: of all others it sees those of the outermost scope.
     own: Option<usize>,
-    loops: Vec<Loop<'a>>,
-    namespaces: Vec<Vec<(Name, Value<'a>)>>,
+    pub(super) loops: Vec<Loop<'a>>,
+    pub(super) namespaces: Vec<Vec<(Name, Value<'a>)>>,
     calls: usize,
     out: String,
     /// Work that may still be done.
@@ -84,13 +84,13 @@ struct Outer {
     outermost: Option<usize>,
 }
 
-struct Loop<'a> {
-    items: Items<'a>,
-    place: usize,
+pub(super) struct Loop<'a> {
+    pub(super) items: Items<'a>,
+    pub(super) place: usize,
 }
 
 impl<'a> Run<'a> {
-    fn spend(&mut self, units: usize) -> Here<()> {
+    pub(super) fn spend(&mut self, units: usize) -> Here<()> {
         self.left = self.left.checked_sub(units).ok_or(Beyond)?;
         Ok(())
     }
@@ -259,7 +259,7 @@ impl<'a> Run<'a> {
     }
 
     #[inline(never)]
-    fn found(&self, name: Name) -> Option<&Value<'a>> {
+    pub(super) fn found(&self, name: Name) -> Option<&Value<'a>> {
         // Within a macro, others than its own and the outermost ones are out of sight.
         let hidden = match (self.outermost, self.own) {
             (Some(outermost), Some(own)) => outermost..own,
@@ -276,52 +276,7 @@ impl<'a> Run<'a> {
         self.found(name).cloned().unwrap_or(Value::Undefined)
     }
 
-    /// The text that a node is, where it stands in the template, in the client's JSON or in a variable. Most nodes of a chat's
-    /// template are that, and no value need be made of them.
-    fn text(&self, node: &'a Node) -> Option<&'a str> {
-        match node {
-            Node::Text(text) => Some(text),
-            Node::Variable(name) => match self.found(*name)? {
-                Value::Text(Text::Plain(text)) => Some(text),
-                _ => None,
-            },
-            Node::Attribute(of, name) => {
-                let Node::Variable(of) = **of else { return None };
-                let Value::Object(fields) = self.found(of)? else { return None };
-                let name = self.program.names.get(usize::from(*name))?;
-                field(fields, name)?.as_str()
-            }
-            Node::Filter(Filter::TextToJoin, of, arguments) if arguments.is_empty() => {
-                self.text(of)
-            }
-            _ => None,
-        }
-    }
-
-    /// Whether what a node comes to counts as true. Of texts it makes no values.
-    fn condition(&mut self, node: &'a Node) -> Here<bool> {
-        self.spend(1)?;
-        match node {
-            Node::Not(node) => return Ok(!self.condition(node)?),
-            Node::And(left, right) => return Ok(self.condition(left)? && self.condition(right)?),
-            Node::Or(left, right) => return Ok(self.condition(left)? || self.condition(right)?),
-            Node::Binary(operator @ (Operator::Equal | Operator::Unequal), left, right) => {
-                if let (Some(left), Some(right)) = (self.text(left), self.text(right)) {
-                    self.spend((left.len() + right.len()) / BYTES_A_UNIT)?;
-                    return Ok((left == right) == matches!(operator, Operator::Equal));
-                }
-            }
-            Node::Test(Test::String, of, arguments)
-                if arguments.is_empty() && self.text(of).is_some() =>
-            {
-                return Ok(true);
-            }
-            _ => {}
-        }
-        self.node(node)?.is_true()
-    }
-
-    fn node(&mut self, node: &'a Node) -> Here<Value<'a>> {
+    pub(super) fn node(&mut self, node: &'a Node) -> Here<Value<'a>> {
         self.spend(1)?;
         Ok(match node {
             Node::Text(text) => Value::Text(Text::Plain(text)),
@@ -361,6 +316,11 @@ impl<'a> Run<'a> {
                 _ => self.node(right)?,
             },
             Node::Binary(operator, left, right) => {
+                if let Operator::Subtract = operator
+                    && let Some(number) = self.number(node)
+                {
+                    return Ok(Value::Number(number));
+                }
                 let (left, right) = (self.node(left)?, self.node(right)?);
                 self.spend_on(&left)?;
                 self.spend_on(&right)?;

@@ -106,8 +106,15 @@ fn operators_are_the_librarys() {
         "not (A.a is string) or A == 'a text, of some length'",
         "A.a is string and not A.n",
         "A.l is string or A.a",
+        "(A | length - 1) - i",
+        "A - ns.a - z",
+        "A - (ns.a - B)",
+        "ns.a - A > z - B",
+        "A | length < B | length",
+        "ns.no - A > 1",
+        "A.a and not A.no",
     ];
-    check_all(&all, 600);
+    check_all(&all, 700);
 }
 
 #[test]
@@ -195,6 +202,14 @@ fn statements_are_the_librarys() {
         {{ loop.previtem }}{{ loop.nextitem }}|{% endfor %}";
     let expected = "10TrueFalse3b|21FalseFalse3aa text, of some length|32FalseTrue3b|";
     check(fields, Some(expected));
+    check(
+        "{% for x in l %}{% if loop.index0 > i - 7 %}{{ (l | length - 1) - loop.index0 }}{% endif %}{% if loop.index < loop.length - ns.a %}<{% endif %}{% endfor %}",
+        None,
+    );
+    check(
+        "{% set ns = namespace(a=1) %}{% for x in l %}{% if loop.index0 > i - 7 %}{{ (l | length - 1) - loop.index0 }}{% endif %}{% if loop.index < loop.length - ns.a %}<{% endif %}{% endfor %}",
+        Some("<10"),
+    );
     check("{% for x in k %}a{% else %}b{% endfor %}{% for x in no %}a{% endfor %}", Some("b"));
     check(
         "{% for k, v in o | items %}{{ k }}={{ v is string }} {% endfor %}",
