@@ -227,34 +227,6 @@ fn what_has_no_body_passes_at_once() {
     });
 }
 
-#[test]
-fn grpc_passes_by() {
-    with_envoy("grpc_passes_by", |files| async move {
-        let rig = Rig::start(&files, Plan::new(1, 1)).await;
-        for path in ["/inference.GRPCInferenceService/ModelInfer", CHAT] {
-            let mut connection = Http2::open(rig.address).await;
-            let ask = Ask::post(path, "")
-                .header("content-type", "application/grpc")
-                .header("te", "trailers");
-            let mut exchange = connection.begin(&ask).await;
-            // A message, and no end until there is an answer or the replica has got it.
-            exchange.send(&[0, 0, 0, 0, 2, 8, 1], false).await;
-            rig.eventually("the message went on", |scrape| {
-                let label = [("envoy_cluster_name", "replicas")];
-                scrape.sum("envoy_cluster_upstream_rq_active", &label) == 1.0
-            })
-            .await;
-            exchange.send_trailers();
-            let answer = exchange.answer().await;
-            assert_eq!(answer.replica(), rig.replicas[0].replica.name());
-        }
-        assert!(rig.received().iter().all(|seen| seen.body_bytes == 7));
-        let scrape = rig.scrape().await;
-        assert_eq!(scrape.sum("warmpath_requests_total", &[("reason", "not_inference")]), 2.0);
-        rig.finish().await;
-    });
-}
-
 /// A completion that is exactly this long and of few tokens: engines skip what they do not know.
 fn sized(seed: u64, bytes: usize) -> Ask {
     let head =
@@ -306,8 +278,50 @@ fn bodies_of_every_size_pass_the_shipped_limits() {
         cases.push((4 * MIB + 1, "body_too_large", "body_too_large"));
         cases.push((20 * MIB, "body_too_large", "body_too_large"));
         sizes(&rig, &cases).await;
+        a_client_that_waits_for_permission_gets_it(&rig).await;
+        grpc_passes_by(&rig).await;
         rig.finish().await;
     });
+}
+
+/// `Expect: 100-continue`.
+async fn a_client_that_waits_for_permission_gets_it(rig: &Rig) {
+    let (ask, before) = (sized(1, 2_000_000), rig.scrape().await);
+    let mut raw = Raw::open(rig.address).await;
+    let lines = format!("content-length: {}\r\nexpect: 100-continue\r\n", ask.body.len());
+    raw.write(post(COMPLETIONS, &lines)).await;
+    // Not a byte of the body before that.
+    raw.read_until("100 Continue\r\n\r\n").await;
+    raw.write(&ask.body).await;
+    let answer = raw.answer().await;
+    assert_eq!(answer.status, 200, "{answer:?}");
+    let reasons = reasons_between(&before, &rig.scrape().await);
+    assert_eq!(reasons.into_iter().collect::<Vec<_>>(), [("cold".to_owned(), 1)]);
+    assert_eq!(rig.received().last().unwrap().body_sha256, ask.sha256());
+}
+
+/// It goes on frame by frame, whatever its path.
+async fn grpc_passes_by(rig: &Rig) {
+    let before = rig.received().len();
+    for path in ["/inference.GRPCInferenceService/ModelInfer", CHAT] {
+        let mut connection = Http2::open(rig.address).await;
+        let ask =
+            Ask::post(path, "").header("content-type", "application/grpc").header("te", "trailers");
+        let mut exchange = connection.begin(&ask).await;
+        // A message, and no end until there is an answer or the replica has got it.
+        exchange.send(&[0, 0, 0, 0, 2, 8, 1], false).await;
+        rig.eventually("the message went on", |scrape| {
+            let label = [("envoy_cluster_name", "replicas")];
+            scrape.sum("envoy_cluster_upstream_rq_active", &label) == 1.0
+        })
+        .await;
+        exchange.send_trailers();
+        let answer = exchange.answer().await;
+        assert_eq!(answer.replica(), rig.replicas[0].replica.name());
+    }
+    assert!(rig.received()[before..].iter().all(|seen| seen.body_bytes == 7));
+    let scrape = rig.scrape().await;
+    assert_eq!(scrape.sum("warmpath_requests_total", &[("reason", "not_inference")]), 2.0);
 }
 
 /// Without the shipped file's limits, and with the filter's own defaults.
@@ -348,21 +362,17 @@ fn the_default_limits_never_refuse_a_body() {
             ],
         )
         .await;
+        chunks_are_not_refused_however_much_arrives_at_once(&rig).await;
         rig.finish().await;
     });
 }
 
 /// What arrives at once is up to the kernel: over the loopback often most of a megabyte.
-#[test]
-fn chunks_are_not_refused_however_much_arrives_at_once() {
-    with_envoy("chunks_are_not_refused_however_much_arrives_at_once", |files| async move {
-        let rig = Rig::start(&files, plain(None)).await;
-        for piece in [60_000, 1_000_000, 4_000_000].into_iter().cycle().take(60) {
-            let ask = Ask::post(COMPLETIONS, vec![b' '; 4 * MIB]).chunked(piece);
-            assert_eq!(rig.send(&ask).await.status, 400, "the replica's answer to {piece} each");
-        }
-        rig.finish().await;
-    });
+async fn chunks_are_not_refused_however_much_arrives_at_once(rig: &Rig) {
+    for piece in [60_000, 1_000_000, 4_000_000].into_iter().cycle().take(60) {
+        let ask = Ask::post(COMPLETIONS, vec![b' '; 4 * MIB]).chunked(piece);
+        assert_eq!(rig.send(&ask).await.status, 400, "the replica's answer to {piece} each");
+    }
 }
 
 #[test]
@@ -372,25 +382,6 @@ fn a_body_beyond_the_window_of_http2_passes() {
         let rig = Rig::start(&files, plain(Some(MIB))).await;
         sizes(&rig, &[(1_000_000, "cold", "body_too_large")]).await;
         sizes(&rig, &[(20 * MIB, "body_too_large", "body_too_large")]).await;
-        rig.finish().await;
-    });
-}
-
-#[test]
-fn a_client_that_waits_for_permission_gets_it() {
-    with_envoy("a_client_that_waits_for_permission_gets_it", |files| async move {
-        let rig = Rig::start(&files, Plan::new(1, 1)).await;
-        let ask = sized(1, 2_000_000);
-        let mut raw = Raw::open(rig.address).await;
-        let lines = format!("content-length: {}\r\nexpect: 100-continue\r\n", ask.body.len());
-        raw.write(post(COMPLETIONS, &lines)).await;
-        // Not a byte of the body before that.
-        raw.read_until("100 Continue\r\n\r\n").await;
-        raw.write(&ask.body).await;
-        let answer = raw.answer().await;
-        assert_eq!(answer.status, 200, "{answer:?}");
-        assert_eq!(rig.received()[0].body_sha256, ask.sha256());
-        assert_eq!(rig.scrape().await.sum("warmpath_requests_total", &[("reason", "cold")]), 1.0);
         rig.finish().await;
     });
 }

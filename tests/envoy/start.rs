@@ -2,8 +2,8 @@
 
 use crate::client::{Ask, Connection};
 use crate::harness::{
-    Files, Plan, Rig, fast_replica, free_ports, fresh_folder, has_header, spawn, start_replica,
-    validate, with_envoy,
+    Files, Plan, Rig, fast_replica, free_ports, fresh_folder, from_env, has_header, spawn,
+    start_replica, validate, with_envoy,
 };
 use crate::prompts::{chat, cold_choice};
 use crate::shipped::{Config, shipped};
@@ -20,12 +20,30 @@ use tokio::time::{Instant, sleep};
 
 const ROUTING: &str = "x-gateway-destination-endpoint";
 
+/// Set for Envoys beside the one that is pinned. Envoy takes a second to compile the filter, whatever the file; and what the
+/// filter says of a file's plugin configuration is the same in all. So these compile it for one file.
+const OLDER: &str = "WARMPATH_OLDER";
+
+/// A module that says yes to everything: `(module (memory (export "memory") 1) (func (export "proxy_abi_version_0_2_1"))
+/// (func (export "malloc") (param i32) (result i32) i32.const 1024))`.
+const EMPTY_MODULE: &[u8] = b"\0asm\x01\0\0\0\
+    \x01\x09\x02\x60\0\0\x60\x01\x7f\x01\x7f\
+    \x03\x03\x02\0\x01\
+    \x05\x03\x01\0\x01\
+    \x07\x2d\x03\x06memory\x02\0\x17proxy_abi_version_0_2_1\0\0\x06malloc\0\x01\
+    \x0a\x0a\x02\x02\0\x0b\x05\0\x41\x80\x08\x0b";
+
 #[test]
 fn every_shipped_configuration_is_valid() {
     with_envoy("every_shipped_configuration_is_valid", |files| async move {
+        let folder = fresh_folder();
+        let empty = folder.join("empty.wasm");
+        std::fs::write(&empty, EMPTY_MODULE).unwrap();
+        let is_tried_elsewhere = |name: &str| name != "envoy.yaml" && from_env(OLDER).is_some();
         for name in shipped() {
             let mut config = Config::read_named(&name);
-            config.set_files(&files.wasm, &files.prepared);
+            let wasm = if is_tried_elsewhere(&name) { &empty } else { &files.wasm };
+            config.set_files(wasm, &files.prepared);
             let verdict = validate(&files, &config);
             match config.needs_minor() {
                 Some(minor) if files.minor() < minor => {
@@ -37,6 +55,7 @@ fn every_shipped_configuration_is_valid() {
             config.replace("least_request.v3.LeastRequest", "least_request.v3.MostRequest");
             validate(&files, &config).expect_err("a configuration that cannot be valid");
         }
+        std::fs::remove_dir_all(folder).unwrap();
     });
 }
 
