@@ -17,7 +17,7 @@
 //! 6. [`report`] is what an agent beside an engine says of its cache and load; [`share`] is how the VMs of one Envoy come to
 //!    see the same, and [`metrics`] what they count, in [`series`] and by the [`classes`] of requests. [`scaling`] is how many
 //!    replicas that load asks for.
-//! 7. `shell`, in wasm only, does the host calls; [`loaded`] is what its configurations share, [`headers`] how Envoy writes a request's, [`secret`] what opens explanations.
+//! 7. `shell`, in wasm only, does the host calls; [`loaded`] is what its configurations share, [`kept`] how much is remembered of requests, [`headers`] how Envoy writes a request's, [`secret`] what opens explanations.
 //!
 //! None of it but the shell has a clock, chance, I/O or globals. `command` (feature `tools`) is what native commands share. `agent` (feature `agent`) makes cache reports of an engine's
 //! events. `mock` (feature `demo`) is a
@@ -42,6 +42,7 @@ pub mod feedback;
 pub mod headers;
 pub mod identity;
 pub mod index;
+pub mod kept;
 pub mod learn;
 pub mod loaded;
 mod media;

@@ -12,12 +12,13 @@ mod prompt;
 
 pub use choice::{Held, Unrouted};
 
-use super::kept::Kept;
+use super::kept::keep;
 use super::root::Shared;
 use super::shadow::Shadow;
 use super::{ROUTING_HEADER, host, meters};
 use crate::classes::Label;
 use crate::feedback::Feedback;
+use crate::kept::Kept;
 use crate::metrics;
 use crate::replicas::{Moment, ReplicaId};
 use crate::route::{Decision, Reason};
@@ -86,8 +87,8 @@ impl Routed {
             }
         });
         let kept = match &mut prompt {
-            Some(prompt) if prompt.chain.is_some() => Kept::within_bounds(&mut prompt.chain),
-            _ => Kept::within_bounds(&mut decision.chain),
+            Some(prompt) if prompt.chain.is_some() => keep(&mut prompt.chain),
+            _ => keep(&mut decision.chain),
         };
         Ok(Self {
             replica,
