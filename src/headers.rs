@@ -47,20 +47,30 @@ fn take<'a>(texts: &mut &'a [u8], length: [u8; 4]) -> Option<&'a [u8]> {
 }
 
 #[cfg(test)]
+impl Headers {
+    /// As the host would write them.
+    pub fn of(headers: &[(&str, &str)]) -> Self {
+        let bytes: Vec<_> = headers.iter().map(|(n, v)| (n.as_bytes(), v.as_bytes())).collect();
+        Self(written(&bytes))
+    }
+}
+
+#[cfg(test)]
+fn written(headers: &[(&[u8], &[u8])]) -> Vec<u8> {
+    let length = |text: &[u8]| (text.len() as u32).to_le_bytes();
+    let mut bytes = (headers.len() as u32).to_le_bytes().to_vec();
+    for (name, value) in headers {
+        bytes.extend([length(name), length(value)].concat());
+    }
+    for (name, value) in headers {
+        bytes.extend([name, &b"\0"[..], value, b"\0"].concat());
+    }
+    bytes
+}
+
+#[cfg(test)]
 mod tests {
     use super::*;
-
-    fn written(headers: &[(&[u8], &[u8])]) -> Vec<u8> {
-        let length = |text: &[u8]| (text.len() as u32).to_le_bytes();
-        let mut bytes = (headers.len() as u32).to_le_bytes().to_vec();
-        for (name, value) in headers {
-            bytes.extend([length(name), length(value)].concat());
-        }
-        for (name, value) in headers {
-            bytes.extend([name, &b"\0"[..], value, b"\0"].concat());
-        }
-        bytes
-    }
 
     #[test]
     fn headers_are_found_by_their_names() {

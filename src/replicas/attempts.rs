@@ -7,6 +7,7 @@
 //! [`super::strikes`]'.
 
 use super::strikes::Proof;
+use crate::headers::Headers;
 
 /// What Envoy tells when the response's head is there.
 #[derive(Debug, Clone, Copy, Default)]
@@ -23,6 +24,15 @@ pub struct Seen<'a> {
 
 /// What `response.code_details` says of an answer that came from a replica.
 pub const VIA_UPSTREAM: &str = "via_upstream";
+
+/// What Envoy adds to the head of an answer that came from a replica, unless `suppress_envoy_headers` keeps it from that.
+const SERVICE_TIME: &str = "x-envoy-upstream-service-time";
+
+/// Whether a response is so plainly a replica's that its code details need not be asked: they cost every request a call.
+/// Envoy's own answers have a status of their own as a rule, but `local_reply_config` and other filters give them any.
+pub fn is_plainly_upstreams(status: u16, headers: &Headers) -> bool {
+    (200..300).contains(&status) && !headers.lacks(SERVICE_TIME)
+}
 
 /// One replica that failed.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
@@ -185,6 +195,18 @@ mod tests {
         let found = Attempts::read(&LIST, &Seen { status, details, attempts, address });
         let found_failed: Vec<_> = found.failed.iter().map(|f| (f.address, f.kind)).collect();
         assert_eq!((found_failed.as_slice(), found.answered), (failed, answered));
+    }
+
+    #[test]
+    fn only_a_success_that_is_marked_need_not_be_asked_about() {
+        let marked = Headers::of(&[(":status", "200"), ("x-envoy-upstream-service-time", "7")]);
+        let bare = Headers::of(&[(":status", "200")]);
+        let cases = [(200, &marked, true), (299, &marked, true), (200, &bare, false)];
+        for (status, headers, expected) in cases.into_iter().chain([(503, &marked, false)]) {
+            assert_eq!(is_plainly_upstreams(status, headers), expected, "{status}");
+        }
+        // Where no headers can be read, it is as it mostly is.
+        assert!(is_plainly_upstreams(200, &Headers::default()));
     }
 
     #[test]

@@ -302,8 +302,8 @@ impl Stream {
             return;
         };
         let Some(mut shared) = state.borrow() else { return };
-        routed.responded(&mut shared, self.status.unwrap_or(0));
-        if self.status == Some(200) {
+        let is_replicas = routed.responded(&mut shared, self.status.unwrap_or(0), headers);
+        if is_replicas && self.status == Some(200) {
             let (kind, encoding) = (headers.text("content-type"), headers.text("content-encoding"));
             let feedback = Feedback::new(*api, kind, encoding);
             if !feedback.is_stream() {

@@ -3,6 +3,7 @@
 use crate::client::{Ask, Connection};
 use crate::harness::{Plan, Rig, until, with_envoy};
 use crate::prompts::{chat, cold_choice, streamed};
+use crate::shipped::Config;
 use crate::stats::Scrape;
 use http_body_util::BodyExt;
 use serde_json::json;
@@ -78,9 +79,10 @@ fn a_body_that_envoy_refuses_while_it_is_held_is_counted() {
 #[test]
 fn a_refused_request_goes_to_the_next_of_the_list() {
     with_envoy("a_refused_request_goes_to_the_next_of_the_list", |files| async move {
-        let plan = Plan::new(1, 4).plugin(|plugin| {
+        let mut plan = Plan::new(1, 4).plugin(|plugin| {
             plugin["explain"] = json!({"request_header": "x-why", "secret": "open"});
         });
+        make_successes_up(&mut plan.config);
         let rig = Rig::start(&files, plan).await;
         let addresses: Vec<SocketAddr> = rig.replicas.iter().map(|handle| handle.address).collect();
         let body = chat(1, 200, 2);
@@ -125,8 +127,34 @@ fn a_refused_request_goes_to_the_next_of_the_list() {
         assert!(again.usage().cached_tokens > 0);
         let scrape = rig.scrape().await;
         assert_eq!(scrape.sum("warmpath_prediction_total", &[("result", "over")]), 0.0);
+
+        // Where all refuse and a success is made of it, that is none of theirs.
+        let failed = |scrape: &Scrape, class| {
+            scrape.sum("warmpath_failed_responses_total", &[("class", class)])
+        };
+        assert_eq!(scrape.sum("warmpath_failed_responses_total", &[]), 0.0);
+        let strikes = |scrape: &Scrape| scrape.sum("warmpath_strikes_total", &[]);
+        let (struck, received) = (strikes(&scrape), rig.received().len());
+        rig.replicas.iter().for_each(|handle| handle.replica.set_control(|c| c.refuse = true));
+        let made_up = rig.send(&Ask::chat(&chat(2, 200, 2)).header("x-make-up", "1")).await;
+        assert_eq!((made_up.status, rig.received().len()), (200, received));
+        let after = rig.scrape().await;
+        assert_eq!(failed(&after, "other"), 1.0);
+        assert!(strikes(&after) > struck);
+        let responses = |scrape: &Scrape| scrape.sum("warmpath_responses_total", &[]);
+        assert_eq!(responses(&after), responses(&scrape));
         rig.finish().await;
     });
+}
+
+/// Lets Envoy answer with a success where no replica did, if the client asks for that.
+fn make_successes_up(config: &mut Config) {
+    let prefix = "          stat_prefix: inference\n";
+    let mapped = "          local_reply_config:
+            mappers:
+            - filter: {header_filter: {header: {name: x-make-up, present_match: true}}}
+              status_code: 200\n";
+    config.replace(prefix, &format!("{prefix}{mapped}"));
 }
 
 /// Clients at once.

@@ -3,21 +3,23 @@
 //! How attempts are read from it, and what suspends a replica, are the core's parts. It reads no body.
 
 use super::Routed;
+use crate::headers::Headers;
 use crate::metrics;
-use crate::replicas::attempts::{Attempts, Seen, VIA_UPSTREAM};
+use crate::replicas::attempts::{Attempts, Seen, VIA_UPSTREAM, is_plainly_upstreams};
 use crate::share::log::{Fate, Record};
 use crate::shell::root::Shared;
 use crate::shell::{host, meters};
 
 impl Routed {
-    /// Takes in what the response's head tells: who answered, and who did not.
-    pub fn responded(&mut self, shared: &mut Shared<'_>, status: u16) {
+    /// Takes in what the response's head tells: who answered, and who did not. Whether the answer is a replica's.
+    pub fn responded(&mut self, shared: &mut Shared<'_>, status: u16, headers: &Headers) -> bool {
         let address = host::property(&["upstream", "address"]).unwrap_or_default();
-        // Where a replica was asked, Envoy makes no success up.
-        let details = match status {
-            200..300 => VIA_UPSTREAM.to_owned(),
-            _ => host::property(&["response", "code_details"]).unwrap_or_default(),
+        let details = match is_plainly_upstreams(status, headers) {
+            true => VIA_UPSTREAM.to_owned(),
+            false => host::property(&["response", "code_details"]).unwrap_or_default(),
         };
+        // Where nothing is told, nothing is denied.
+        self.is_made_up = !details.is_empty() && details != VIA_UPSTREAM;
         let attempts = host::number_property(&["upstream", "request_attempt_count"]);
         let list: Vec<&str> =
             self.decision.ranked.iter().map(|candidate| candidate.address.as_str()).collect();
@@ -34,6 +36,7 @@ impl Routed {
         if has_answered {
             self.served_by(shared, &address);
         }
+        !self.is_made_up
     }
 
     /// Holds failures against those who failed, and takes back what a success disproves.

@@ -47,6 +47,8 @@ pub struct Routed {
     recorded: Range<usize>,
     _kept: Kept,
     served_elsewhere: bool,
+    /// Whether the answer is Envoy's own, or another filter's.
+    is_made_up: bool,
     /// The suspended replica that this request tries out.
     probe: Option<ReplicaId>,
     /// The choice that was only counted.
@@ -103,6 +105,7 @@ impl Routed {
             recorded,
             _kept: kept,
             served_elsewhere: false,
+            is_made_up: false,
             first_token: None,
             probe,
             shadow,
@@ -146,7 +149,7 @@ impl Routed {
         status: Option<u16>,
         feedback: Option<&Feedback>,
     ) -> Option<String> {
-        let class = failure_class(status);
+        let class = failure_class(status).or(self.is_made_up.then_some("other"));
         if let Some(class) = class {
             meters::add(&metrics::FAILED_RESPONSES, &[class], 1);
         }
