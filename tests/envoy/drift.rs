@@ -1,7 +1,7 @@
 //! A tokenizer or a template that is not the engine's: it is found, its prompts are not matched, and all else still is.
 
 use crate::client::Ask;
-use crate::harness::{Files, Plan, QWEN3, Rig, fresh_folder, with_envoy};
+use crate::harness::{ALIAS, Files, MODEL, Plan, QWEN3, Rig, fresh_folder, with_envoy};
 use crate::prompts::{chat, next_turn, words};
 use crate::shipped::Part;
 use crate::stats::Scrape;
@@ -109,13 +109,17 @@ fn a_wrong_template_trips_the_alarm_within_twenty_responses() {
         let more = |reason| by_reason(&after, reason) - by_reason(&scrape, reason);
         assert_eq!((more("prompt_distrusted"), more("prefix"), more("cold")), (10.0, 3.0, 1.0));
 
-        // The right file, under a path of its own.
+        // The right file, under a path of its own, and for a model that is shown by another name.
         let mut config = rig.config.clone();
         config.change_plugin(|plugin| {
-            plugin["models"][0]["prepared"]["path"] = json!("/right.warmpath");
+            let model = &mut plugin["models"][0];
+            model["prepared"]["path"] = json!("/right.warmpath");
+            model["name"] = json!("another");
+            model["aliases"] = json!([ALIAS, MODEL]);
         });
         assert!(rig.push(Part::Filter, &config).await);
-        rig.eventually("trust in the new file", |scrape| trusted(scrape, "chat") == 1.0).await;
+        // The name that is not shown any more is not distrusted any more either.
+        rig.eventually("trust in the new file", |scrape| trusted(scrape, "chat") == 2.0).await;
         rig.eventually("the new file in all workers", |scrape| {
             scrape.sum("warmpath_vms", &[("state", "ready")]) == 2.0
                 && scrape.sum("warmpath_tokenizer_loads_total", &[("result", "ok")]) == 4.0

@@ -5,7 +5,7 @@ use crate::harness::{
     ALIAS, Files, MODEL, Plan, Rig, fast_replica, fresh_folder, has_header, with_envoy,
 };
 use crate::reporters::{Agent, Mode, OFFSET, start_with_agent};
-use crate::shipped::Config;
+use crate::shipped::{Config, Part};
 use crate::stats::Scrape;
 use serde_json::{Value, json};
 use std::ops::Range;
@@ -126,8 +126,14 @@ fn body(prompt: u32) -> Value {
 #[test]
 fn requests_follow_what_agents_report() {
     with_envoy("requests_follow_what_agents_report", |files| async move {
-        let token = |plugin: &mut Value| plugin["cache_report"]["token"] = json!("canary-token");
-        let fleet = Fleet::start(&files, |config| config.change_plugin(token)).await;
+        let mut fleet = Fleet::start(&files, |config| {
+            config.change_plugin(|plugin| {
+                plugin["cache_report"]["token"] = json!("canary-token");
+                plugin["scaling"] = json!({"first_token_ms": 1000});
+            });
+            config.watch(Part::Filter);
+        })
+        .await;
         // Nobody has ever sent these.
         for prompt in 0..4 {
             fleet.agents[prompt as usize % 2].reporter().store(&chain(prompt));
@@ -194,8 +200,35 @@ fn requests_follow_what_agents_report() {
         assert!(asked[0].starts_with("GET /v1/cache HTTP/1.1\r\n"), "{asked:?}");
         assert!(!fleet.rig.log().contains("canary-token"));
         assert!(fleet.rig.received().iter().all(|seen| !has_header(seen, "authorization")));
-        fleet.rig.finish().await;
+        check_nothing_is_left(&mut fleet.rig).await;
+        fleet.rig.finish_after_updates().await;
     });
+}
+
+/// What an update does not ask for any more is not told any more: it would stand there as if it were so.
+async fn check_nothing_is_left(rig: &mut Rig) {
+    const TOLD: [&str; 5] = [
+        "warmpath_agents",
+        "warmpath_replica_observed_blocks",
+        "warmpath_replica_cache_report_age_ms",
+        "warmpath_replica_drain_rank",
+        "warmpath_recommended_replicas",
+    ];
+    rig.eventually("agents and scaling are told", |scrape| {
+        TOLD.iter().all(|gauge| scrape.sum(gauge, &[]) > 0.0)
+    })
+    .await;
+    let mut config = rig.config.clone();
+    config.change_plugin(|plugin| {
+        let plugin = plugin.as_object_mut().unwrap();
+        plugin.retain(|name, _| name != "cache_report" && name != "scaling");
+    });
+    assert!(rig.push(Part::Filter, &config).await);
+    rig.eventually("nothing is told of either", |scrape| {
+        TOLD.iter().all(|gauge| scrape.sum(gauge, &[]) == 0.0)
+            && scrape.sum("warmpath_scaling_pressure_percent", &[]) == 0.0
+    })
+    .await;
 }
 
 /// As docs/agents.md has it, with a variable that every test has.
