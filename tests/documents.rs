@@ -288,6 +288,24 @@ fn every_path_that_a_document_names_exists() {
     }
 }
 
+/// What the README lists is told by somebody: a metric that nobody tells is not there, and nothing says so.
+#[test]
+fn every_metric_is_told_by_the_shell() {
+    let root = Path::new(env!("CARGO_MANIFEST_DIR"));
+    let shell = sources(&root.join("src/shell"));
+    let list = document("src/metrics.rs");
+    let mut names = BTreeSet::new();
+    for constant in list.split("\npub const ").skip(1) {
+        let Some((name, rest)) = constant.split_once(": Metric =") else { continue };
+        names.extend(rest.split('"').nth(1));
+        let is_told = shell.split(&format!("metrics::{name}")).skip(1).any(|behind| {
+            behind.chars().next().is_none_or(|next| !next.is_alphanumeric() && next != '_')
+        });
+        assert!(is_told, "nothing tells {name}");
+    }
+    assert_eq!(names, ALL.iter().map(|metric| metric.name).collect());
+}
+
 /// The words of a text that are names of metrics or of recording rules.
 fn metric_names(text: &str) -> BTreeSet<&str> {
     let is_part = |c: char| c.is_ascii_alphanumeric() || "_:".contains(c);

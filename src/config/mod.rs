@@ -695,29 +695,50 @@ mod tests {
         assert_ne!(fingerprint(&with("")), fingerprint(&polled));
     }
 
+    /// A configuration with an option at a value, as JSON, and one that only has what it is part of.
+    fn with_option(path: &str, value: &str) -> (String, String) {
+        // What is not there unless it is named, or names a cluster.
+        let cluster = r#""cluster":"agents""#;
+        let (option, without) = match path.split_once('.') {
+            Some(("cache_report", key)) => (
+                format!(r#","cache_report":{{{cluster},"{key}":{value}}}"#),
+                format!(r#","cache_report":{{{cluster}}}"#),
+            ),
+            Some((group, key)) => {
+                (format!(r#","{group}":{{"{key}":{value}}}"#), format!(r#","{group}":{{}}"#))
+            }
+            None => (format!(r#","{path}":{value}"#), String::new()),
+        };
+        (with(&option), with(&without))
+    }
+
     #[test]
-    fn every_option_is_listed_with_its_default() {
+    fn every_option_is_listed_with_its_default_and_heeded() {
+        let mut changed = 0;
         for (path, default, _) in OPTIONS {
             if path.contains('[') || default.is_empty() || *default == "-" {
                 continue;
             }
-            let is_json = serde_json::from_str::<Value>(default).is_ok();
-            let default = if is_json { (*default).to_owned() } else { format!("{default:?}") };
-            // What is not there unless it is named, or names a cluster.
-            let cluster = r#""cluster":"agents""#;
-            let (option, without) = match path.split_once('.') {
-                Some(("cache_report", key)) => (
-                    format!(r#","cache_report":{{{cluster},"{key}":{default}}}"#),
-                    format!(r#","cache_report":{{{cluster}}}"#),
-                ),
-                Some((group, key)) => {
-                    (format!(r#","{group}":{{"{key}":{default}}}"#), format!(r#","{group}":{{}}"#))
-                }
-                None => (format!(r#","{path}":{default}"#), String::new()),
-            };
-            let listed = Config::parse(with(&option).as_bytes());
+            let value = serde_json::from_str(default).unwrap_or_else(|_| Value::from(*default));
+            let (listed, without) = with_option(path, &value.to_string());
+            let (listed, without) =
+                (Config::parse(listed.as_bytes()), Config::parse(without.as_bytes()));
             assert!(listed.is_ok(), "{path}: {listed:?}");
-            assert_eq!(listed, Config::parse(with(&without).as_bytes()), "{path}");
+            assert_eq!(listed, without, "{path}");
+            let other = match &value {
+                Value::Bool(value) => Value::from(!value),
+                Value::Number(number) => match number.as_u64() {
+                    Some(number) => Value::from(number + 1),
+                    None => Value::from(number.as_f64().unwrap() / 2.0),
+                },
+                // Each of the others has a test of its own.
+                _ => continue,
+            };
+            changed += 1;
+            let other = Config::parse(with_option(path, &other.to_string()).0.as_bytes());
+            assert!(other.is_ok(), "{path}: {other:?}");
+            assert_ne!(other, without, "{path} changes nothing");
         }
+        assert!(changed >= 45, "{changed}");
     }
 }
