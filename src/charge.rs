@@ -29,6 +29,8 @@ pub struct Charge {
     pub began_at: Moment,
     /// Requests whose answer is on its way.
     pub answering: u32,
+    /// When those answers began, in milliseconds, added up.
+    pub answering_since_ms: u64,
 }
 
 /// The request that a replica computes now, as engines take prompts in the order in which they come.
@@ -54,6 +56,12 @@ impl Charge {
         (now.since(self.head.sent.max(self.began_at)), self.head.tokens)
     }
 
+    /// For how long the answers have been on their way, in seconds, added up.
+    pub fn answering_s(&self, now: Moment) -> f64 {
+        let all = u64::from(self.answering).saturating_mul(milliseconds(now));
+        all.saturating_sub(self.answering_since_ms) as f64 / 1000.0
+    }
+
     /// The recent tokens, decayed to `now`.
     #[inline]
     pub fn recent(&self, now: Moment, half_life: Duration) -> f64 {
@@ -64,6 +72,10 @@ impl Charge {
         let halvings = now.since(self.recent_at).as_secs_f64() / half_life.as_secs_f64();
         self.recent_tokens * (-halvings).exp2()
     }
+}
+
+fn milliseconds(moment: Moment) -> u64 {
+    moment.0 / 1_000_000
 }
 
 /// Below this many recent tokens a charge with nothing in flight is dropped: it no longer moves
@@ -107,6 +119,7 @@ impl Charges {
         let Some(charge) = self.by_replica.get_mut(&replica) else { return };
         charge.unfinished_tokens = charge.unfinished_tokens.saturating_sub(uncached);
         charge.answering = charge.answering.saturating_add(1);
+        charge.answering_since_ms = charge.answering_since_ms.saturating_add(milliseconds(now));
         let Some(queue) = self.queues.get_mut(&replica) else { return };
         let at = queue.iter().position(|head| head.tokens == uncached);
         if let Some(at) = at {
@@ -122,11 +135,13 @@ impl Charges {
         }
     }
 
-    /// Releases a request that has ended.
-    pub fn end(&mut self, replica: ReplicaId) {
+    /// Releases a request that has ended, and whose answer was said to have begun at this moment.
+    pub fn end(&mut self, replica: ReplicaId, began: Moment) {
         if let Some(charge) = self.by_replica.get_mut(&replica) {
             charge.requests = charge.requests.saturating_sub(1);
             charge.answering = charge.answering.saturating_sub(1);
+            charge.answering_since_ms =
+                charge.answering_since_ms.saturating_sub(milliseconds(began));
         }
     }
 
@@ -150,6 +165,8 @@ impl Charges {
             sum.head = sum.head.first(charge.head);
             sum.began_at = sum.began_at.max(charge.began_at);
             sum.answering = sum.answering.saturating_add(charge.answering);
+            sum.answering_since_ms =
+                sum.answering_since_ms.saturating_add(charge.answering_since_ms);
         }
     }
 
@@ -195,7 +212,7 @@ mod tests {
         charges.start(R, 50, at(0), HALF_LIFE);
         assert_eq!((charges.of(R).requests, charges.of(R).unfinished_tokens), (2, 150));
         charges.answer_began(R, 100, at(0));
-        charges.end(R);
+        charges.end(R, at(0));
         assert_eq!((charges.of(R).requests, charges.of(R).unfinished_tokens), (1, 50));
     }
 
@@ -217,8 +234,9 @@ mod tests {
         charges.answer_began(R, 50, at(10));
         assert_eq!(computing(&charges, 11).1, 0);
         assert_eq!(charges.of(R).answering, 3);
-        charges.end(R);
-        assert_eq!(charges.of(R).answering, 2);
+        assert_eq!(charges.of(R).answering_s(at(11)), 6.0 + 3.0 + 1.0);
+        charges.end(R, at(5));
+        assert_eq!((charges.of(R).answering, charges.of(R).answering_s(at(12))), (2, 4.0 + 2.0));
     }
 
     #[test]
@@ -232,7 +250,7 @@ mod tests {
             sum.add(vm, at(6), HALF_LIFE);
         }
         assert_eq!(sum.of(R).computing(at(6)), (Duration::from_secs(1), 50));
-        assert_eq!(sum.of(R).answering, 1);
+        assert_eq!((sum.of(R).answering, sum.of(R).answering_s(at(6))), (1, 1.0));
     }
 
     #[test]
@@ -241,8 +259,8 @@ mod tests {
         charges.start(R, 10, at(0), HALF_LIFE);
         charges.answer_began(R, 10, at(0));
         charges.answer_began(R, 10, at(0));
-        charges.end(R);
-        charges.end(R);
+        charges.end(R, at(0));
+        charges.end(R, at(0));
         assert_eq!((charges.of(R).requests, charges.of(R).unfinished_tokens), (0, 0));
     }
 
@@ -281,7 +299,7 @@ mod tests {
         let mut charges = Charges::default();
         charges.start(R, 100, at(0), HALF_LIFE);
         charges.start(other, 100, at(0), HALF_LIFE);
-        charges.end(other);
+        charges.end(other, at(0));
         charges.forget_idle(at(60), HALF_LIFE);
         assert_eq!(charges.iter().map(|(replica, _)| replica).collect::<Vec<_>>(), [R]);
     }
@@ -290,7 +308,7 @@ mod tests {
     fn any_order_of_ends_leaves_nothing_in_flight_and_is_never_below_nothing() {
         let half_life = Duration::from_secs(5);
         let mut charges = Charges::default();
-        let mut under_way: Vec<(ReplicaId, u64, bool)> = Vec::new();
+        let mut under_way: Vec<(ReplicaId, u64, Option<Moment>)> = Vec::new();
         let mut state = 1_u64;
         let mut now = Moment::default();
         for _ in 0..200_000 {
@@ -304,37 +322,41 @@ mod tests {
                 0 | 1 if under_way.len() < 100 => {
                     let uncached = (chance >> 10 & 1023) as u64;
                     charges.start(replica, uncached, now, half_life);
-                    under_way.push((replica, uncached, false));
+                    under_way.push((replica, uncached, None));
                 }
                 2 if !under_way.is_empty() => {
                     let place = chance % under_way.len();
                     let (replica, uncached, began) = &mut under_way[place];
-                    if !*began {
+                    if began.is_none() {
                         charges.answer_began(*replica, *uncached, now);
-                        *began = true;
+                        *began = Some(now);
                     }
                 }
                 _ if !under_way.is_empty() => {
                     let (replica, uncached, began) =
                         under_way.swap_remove(chance % under_way.len());
-                    if !began {
+                    if began.is_none() {
                         charges.answer_began(replica, uncached, now);
                     }
-                    charges.end(replica);
+                    charges.end(replica, began.unwrap_or(now));
                     charges.forget_idle(now, half_life);
                 }
                 _ => {}
             }
             let of: Vec<_> = under_way.iter().filter(|(other, ..)| *other == replica).collect();
-            let waiting: u64 = of.iter().filter(|(.., began)| !began).map(|(_, n, _)| n).sum();
+            let waiting: u64 =
+                of.iter().filter(|(.., began)| began.is_none()).map(|(_, n, _)| n).sum();
             let charge = charges.of(replica);
+            let lasted = of.iter().filter_map(|(.., began)| began.map(|at| now.since(at)));
+            let lasted: Duration = lasted.sum();
+            assert_eq!((charge.answering_s(now) * 1000.0).round() as u128, lasted.as_millis());
             assert_eq!((charge.requests as usize, charge.unfinished_tokens), (of.len(), waiting));
         }
         for (replica, uncached, began) in under_way {
-            if !began {
+            if began.is_none() {
                 charges.answer_began(replica, uncached, now);
             }
-            charges.end(replica);
+            charges.end(replica, began.unwrap_or(now));
         }
         charges.forget_idle(now.plus(Duration::from_secs(3600)), half_life);
         assert_eq!(charges, Charges::default(), "one of each replica that ever was");

@@ -224,7 +224,7 @@ pub const REGRET_TOKENS: Metric = Metric::counter(
 pub const REGRET_US: Metric = Metric::counter(
     "warmpath_regret_us_total",
     &["reason"],
-    "Microseconds of cost lost against the best candidate in hindsight, each by its reason",
+    "Microseconds lost against the best candidate in hindsight, each by its reason",
 );
 /// Chosen is not always served.
 pub const SERVED_ELSEWHERE: Metric = Metric::counter(

@@ -1,15 +1,21 @@
 //! What it costs to send a request to a replica, in seconds. The formula and nothing else.
 //!
 //! ```text
-//! cost     = wait + prefill + stall + decode + pressure + eviction + adapter + transfer
-//! wait     = base_s + (queued + recent_weight * done / busy) / rate
+//! cost     = wait + prefill + late + stall + decode + pressure + eviction + adapter + transfer
+//! wait     = base_s + (queued + recent_weight * done / busy) / rate + room
 //! queued   = unfinished - computed + min(foreign, waiting) * mean_uncached
 //! computed = the less of 0.9 * head and rate * since
 //! busy     = (1 + in_flight) * (1 + 5 * neighbours)
+//! room     = 0.5 * lasted * lacking / held
+//! lacking  = queued + uncached - (capacity - held), at least 0 and at most what is held
 //! prefill  = work / rate
 //! work     = uncached * (1 + (prompt - uncached / 2) / attention_tokens)
-//! stall    = (neighbour_weight * (neighbours + later) + 0.1 * answering) * prefill
+//! late     = first * (1.5 * first / usual - 1)
+//! first    = wait + prefill + adapter + transfer
+//! usual    = usual_wait + base_s + adapter + what computing all of the prompt takes
+//! stall    = neighbour_weight * (neighbours + later + grown) * prefill
 //! later    = 0.1 / s * wait
+//! grown    = 0.25 * answering / (usual_answering + 1 s)
 //! decode   = (1 + neighbour_weight) * decoding * answer_tokens * decode_s_per_token
 //! decoding = in_flight + foreign_weight * foreign, no more of those than are running
 //! pressure = pressure_s * k / (1 - k)
@@ -18,12 +24,12 @@
 //! transfer = offloaded / transfer_rate
 //! ```
 //!
-//! `wait`, `prefill`, `adapter`, `transfer` and half of `decode` are this request's own time; `stall` and the
+//! `wait`, `prefill`, `late`, `adapter`, `transfer` and half of `decode` are this request's own time; `stall` and the
 //! other half are what it takes from others, since every sequence of a batch waits for a prefill in
 //! it; `eviction` is what it takes from those to come. A choice by own time alone leaves a prefix
 //! as soon as another replica is free for a moment, and everybody pays: `warmpath-replay simulate
-//! --seeds 3` computed 758,000 tokens a run with `--cost '{"neighbour_weight": 0}'` and 601,000
-//! without, before the wait for what is probably computed was left out.
+//! --seeds 3` computes 664,000 tokens a run with `--cost '{"neighbour_weight": 0}'` and 606,000
+//! without.
 //!
 //! `stall` goes by the replica's share of the fleet's requests, not by the replica's own number of requests: it weighs
 //! computing against not computing, and must not send a long prompt to where few requests are
@@ -31,9 +37,15 @@
 //! this prompt as well, and the longer both are, the more come. Without it long prompts queue behind
 //! each other as readily as short ones do.
 //!
-//! Answers that are on their way there stand still while this prompt is computed, and are counted too, but a second of
-//! theirs as a tenth of one (`ANSWERING_WEIGHT`): whole answers and first tokens pull apart. The router with the shortest
-//! whole answers goes to where fewest are answered, which makes first tokens wait half as long again.
+//! A sum of seconds takes a long time of few for short ones of many: the mean gets better and the tail worse. So a second
+//! before the first token counts the more, the later that token is beside what is usual: with `late` the four terms that
+//! make `first` become 1.5 * first² / usual. Usual is what the request would take where nothing is cached, behind the fleet's
+//! mean queue: what takes two thirds of that costs as many seconds as it takes.
+//!
+//! Answers that are on their way stand still while this prompt is computed. They are weighed in the same manner, each by how
+//! long it has lasted beside what is usual, and count a quarter of what the neighbours do: whole answers and first tokens pull
+//! apart. The router with the shortest whole answers goes to where fewest are answered, which makes first tokens wait half as
+//! long again.
 //!
 //! | term | unit | source | missing, stale or absurd |
 //! | --- | --- | --- | --- |
@@ -41,7 +53,12 @@
 //! | `base_s` | s | learned: what a first token takes beside queue and prompt | the cluster's median; 0 |
 //! | `unfinished` | tokens of work | prompts that any VM of this Envoy sent there and that have not begun to answer: the work of what is not cached | never missing |
 //! | `head`, `since` | tokens of work, s | of those the prompt that was sent first, and the time since it was sent or since the last answer began there, whichever is later: engines compute prompts in the order in which they come. Not more than [`MOST_COMPUTED`] of it is taken to be done, since what is done answers: a replica that hangs does not seem to get through its queue | `computed` is 0 |
-//! | `answering` | requests | own ones whose answer is on its way | never missing |
+//! | `held` | tokens | reported KV usage, of `capacity`: those of requests that run, not what is only cached | 0: no `room` |
+//! | `capacity` | tokens | reported: blocks, of the size that the replica reports | 0: no `room` |
+//! | `lasted` | s | for how long a request that runs there has been answered, in the mean: of others' it is not known, and they count as if they had just begun. The sooner they end the sooner there is room, and how long they go on is what they have lasted, as far as one can tell | 0 |
+//! | `usual_wait` | s | what is unfinished in the whole fleet, by what the fleet computes per second | never missing |
+//! | `answering` | s | for how long the answers to own requests that are on their way there have lasted, added up | never missing |
+//! | `usual_answering` | s | for how long one of the fleet's has, in the mean | 0 where there is none |
 //! | `foreign` | requests | the replica's running and waiting requests less our own, as many as are in flight now or were when it reported: what other gateways sent. A report outlives the requests in it: without the latter, our own that has just ended would pass for a stranger's until the next one | 0: own in-flight still counts. At most [`MAX_FOREIGN`] |
 //! | `waiting` | requests | reported. Of what others sent, only that has its prompt before it: most of what runs decodes | 0 |
 //! | `mean_uncached` | tokens | configured | - |
@@ -102,9 +119,28 @@ pub const MOST_COMPUTED: f64 = 0.9;
 /// cells, and two of these are more than a tenth above the best router's in place of one.
 const RECENT_FADES: f64 = 5.0;
 
-/// What a second counts that is lost by an answer that has begun. At 0 Mooncake's p99 of whole answers is 2 % above the best
-/// router's in the mean of fifteen cells, with it 3 % below; that of first tokens is 4 and 2 % below.
-const ANSWERING_WEIGHT: f64 = 0.1;
+/// What the seconds of a first token that takes as long as is usual count. At 1 Mooncake's p99 first token is 2 % later in the
+/// mean of fifteen cells; at 2 it is 2 % earlier and the p99 answer 2 % later, and a prefix that is too much for one replica
+/// loads one to 1.29 times the mean.
+const LATENESS: f64 = 1.5;
+
+/// Share of the forecast wait for room that is believed. Requests end in no order, and the report is of a moment ago. At 0 two
+/// cells of agents with caches of a tenth are more than a tenth above the best router's, at 0.5 and 1 none is; at 1 first tokens
+/// of 64 replicas are 2 to 3 % later.
+const ROOM_WEIGHT: f64 = 0.5;
+
+/// A first token within this is late for nobody. Without it a prompt of no known length, on a fleet that seems idle, makes any
+/// wait infinitely late; prompts of a hundred tokens and more are usually beyond it.
+const LEAST_USUAL_S: f64 = 0.01;
+
+/// What a second counts that is lost by an answer under way which has lasted as long as is usual. Halved, Mooncake's p99 first
+/// token is 4 % earlier in the mean of fifteen cells and the code trace's p99 answer 1 % later; doubled, 2 % later and 4 % earlier,
+/// and that of the agents' first tokens 4 % later.
+const ANSWERING_WEIGHT: f64 = 0.25;
+
+/// Added to what is usual, so that where all answers have just begun one that is a tenth of a second older does not count ten
+/// times as much. It is far under what answers last where there are many.
+const LEAST_ANSWERING_S: f64 = 1.0;
 
 /// The formula's coefficients. All are finite and none is negative; the two that are divided by, a rate and `attention_tokens`,
 /// are at least 1. The configuration sees to that.
@@ -169,8 +205,14 @@ pub struct Signals {
     pub answer_limit: Option<f64>,
     /// Own requests in flight there, over all VMs.
     pub in_flight: f64,
-    /// Those of them whose answer is on its way.
+    /// Own requests there whose answer is on its way.
     pub answering: f64,
+    /// For how long those answers have lasted, in seconds, together.
+    pub answering_s: f64,
+    /// For how long one of the fleet's has, on average.
+    pub usual_answering_s: f64,
+    /// Seconds of own work before a replica of the fleet, on average.
+    pub usual_wait_s: f64,
     /// Requests in flight on one replica of the fleet, on average.
     pub neighbours: f64,
     /// Work, in tokens, of those whose answer has not begun.
@@ -185,6 +227,8 @@ pub struct Signals {
     pub reported_own: f64,
     /// Reported KV usage, if fresh.
     pub kv_usage: Option<f64>,
+    /// Tokens that its KV cache has room for, if it has said so.
+    pub capacity_tokens: Option<f64>,
     /// How fast the replica is.
     pub speed: Speed,
     /// Tokens in blocks that it would evict.
@@ -202,6 +246,8 @@ pub struct Cost {
     pub wait: f64,
     /// Computing what is not cached.
     pub prefill: f64,
+    /// What the first token's being late counts beside its seconds.
+    pub late: f64,
     /// What computing it costs the answers under way meanwhile.
     pub stall: f64,
     /// What this answer and the ones already there cost each other.
@@ -217,21 +263,24 @@ pub struct Cost {
 }
 
 impl Cost {
-    /// The sum of the terms.
+    /// The sum of the terms: what a choice goes by.
     pub fn total(&self) -> f64 {
-        self.wait
-            + self.prefill
-            + self.stall
-            + self.decode
-            + self.pressure
-            + self.eviction
-            + self.adapter
-            + self.transfer
+        self.seconds() + self.late
+    }
+
+    /// The seconds that it takes of this request and of others, each counted once.
+    pub fn seconds(&self) -> f64 {
+        self.wait + self.to_do() + self.stall + self.decode + self.pressure + self.eviction
     }
 
     /// What of it passes before the first token.
     pub fn first_token(&self) -> f64 {
-        self.wait + self.prefill + self.adapter + self.transfer
+        self.wait + self.to_do()
+    }
+
+    /// What of that is this prompt's own.
+    pub fn to_do(&self) -> f64 {
+        self.prefill + self.adapter + self.transfer
     }
 }
 
@@ -263,6 +312,20 @@ impl Signals {
         (running + waiting - own).clamp(0.0, MAX_FOREIGN)
     }
 
+    /// Until requests that run there have ended whose room the queue and this one need.
+    fn room_wait(&self, config: &CostConfig) -> f64 {
+        let (Some(capacity), Some(usage)) = (self.capacity_tokens, self.kv_usage) else {
+            return 0.0;
+        };
+        let held = (usage.clamp(0.0, 1.0) * capacity).max(1.0);
+        let uncached = (self.prompt_tokens - self.cached_tokens).max(0.0);
+        let needed = self.queued(config) + uncached;
+        let lacking = (needed - (capacity - held)).clamp(0.0, held);
+        let (running, _) = self.reported.unwrap_or_default();
+        let lasted = self.answering_s / self.answering.max(running).max(1.0);
+        ROOM_WEIGHT * lasted * lacking / held
+    }
+
     fn decoding(&self) -> f64 {
         let (running, _) = self.reported.unwrap_or_default();
         self.in_flight + FOREIGN_WEIGHT * self.foreign().min(running)
@@ -278,10 +341,18 @@ pub fn cost(config: &CostConfig, signals: &Signals) -> Cost {
     let done = (signals.recent_tokens - signals.unfinished_tokens).max(0.0);
     let busy = (1.0 + signals.in_flight) * (1.0 + RECENT_FADES * signals.neighbours);
     let recent = config.recent_weight * done / busy;
-    let wait = base_s + (signals.queued(config) + recent) / rate;
+    let wait = base_s + (signals.queued(config) + recent) / rate + signals.room_wait(config);
     let prefill = signals.work(config) / rate;
-    let stalled = config.neighbour_weight * (signals.neighbours + LATER_PER_S * wait)
-        + ANSWERING_WEIGHT * signals.answering;
+    let adapter = if signals.loads_adapter { config.adapter_load_s } else { 0.0 };
+    let transfer =
+        signals.offloaded_tokens.min(signals.cached_tokens) / config.transfer_tokens_per_s;
+    let first_token = wait + (prefill + adapter + transfer);
+    let uncached = Signals { cached_tokens: 0.0, ..*signals }.work(config) / rate;
+    let usual = signals.usual_wait_s + base_s + adapter + uncached;
+    let late = first_token * (LATENESS * first_token / usual.max(LEAST_USUAL_S) - 1.0);
+    let answering = signals.answering_s / (signals.usual_answering_s + LEAST_ANSWERING_S);
+    let stalled = config.neighbour_weight
+        * (signals.neighbours + LATER_PER_S * wait + ANSWERING_WEIGHT * answering);
     let answer = signals.answer_limit.unwrap_or(f64::INFINITY).min(config.mean_answer_tokens);
     let slowed = signals.decoding() * answer * decode_s_per_token;
     // Most replicas have room, and a power takes as long as all the rest.
@@ -293,13 +364,13 @@ pub fn cost(config: &CostConfig, signals: &Signals) -> Cost {
     Cost {
         wait,
         prefill,
+        late,
         stall: stalled * prefill,
         decode: (1.0 + config.neighbour_weight) * slowed,
         pressure: config.pressure_s * usage / (1.0 - usage),
         eviction: config.eviction_weight * missed / rate,
-        adapter: if signals.loads_adapter { config.adapter_load_s } else { 0.0 },
-        transfer: signals.offloaded_tokens.min(signals.cached_tokens)
-            / config.transfer_tokens_per_s,
+        adapter,
+        transfer,
     }
 }
 
@@ -334,7 +405,8 @@ mod tests {
     fn an_idle_replica_costs_the_prefill_alone() {
         let signals = Signals { prompt_tokens: 1000.0, ..Signals::default() };
         check(signals, |cost| cost.prefill, 1.05);
-        check(signals, Cost::total, 1.05);
+        check(signals, Cost::seconds, 1.05);
+        check(signals, Cost::total, LATENESS * 1.05);
     }
 
     #[test]
@@ -376,8 +448,8 @@ mod tests {
     fn what_is_cached_in_a_slower_tier_is_fetched() {
         let held = Signals { prompt_tokens: 9000.0, cached_tokens: 9000.0, ..Signals::default() };
         let offloaded = Signals { offloaded_tokens: 8000.0, ..held };
-        check(held, Cost::total, 0.0);
-        check(offloaded, Cost::total, 0.4);
+        check(held, Cost::seconds, 0.0);
+        check(offloaded, Cost::seconds, 0.4);
         check(offloaded, Cost::first_token, 0.4);
         // Less is cached than was thought.
         check(Signals { cached_tokens: 1000.0, ..offloaded }, |cost| cost.transfer, 0.05);
@@ -405,10 +477,77 @@ mod tests {
     }
 
     #[test]
-    fn a_prompt_goes_rather_to_where_fewer_answers_are_on_their_way() {
-        let cold = Signals { prompt_tokens: 1000.0, answering: 4.0, ..Signals::default() };
-        check(cold, |cost| cost.stall, ANSWERING_WEIGHT * 4.0 * 1.05);
-        check(Signals { cached_tokens: 1000.0, ..cold }, |cost| cost.stall, 0.0);
+    fn an_answer_counts_by_how_long_it_has_lasted_beside_others() {
+        let config = CostConfig { neighbour_weight: 1.0, ..config() };
+        let stall = |signals| cost(&config, &signals).stall;
+        let cold = Signals { prompt_tokens: 1000.0, answering_s: 8.0, ..Signals::default() };
+        assert_eq!(stall(cold), ANSWERING_WEIGHT * 8.0 * 1.05);
+        assert_eq!(
+            stall(Signals { usual_answering_s: 3.0, ..cold }),
+            ANSWERING_WEIGHT * 2.0 * 1.05
+        );
+        assert_eq!(stall(Signals { cached_tokens: 1000.0, ..cold }), 0.0);
+    }
+
+    #[test]
+    fn a_first_token_counts_by_its_square_beside_what_is_usual() {
+        let own = |cost: &Cost| cost.first_token() + cost.late;
+        let cold = Signals { prompt_tokens: 1000.0, ..Signals::default() };
+        let half = Signals { cached_tokens: 1000.0, unfinished_tokens: 525.0, ..cold };
+        check(cold, own, LATENESS * 1.05);
+        check(half, own, LATENESS * 1.05 / 4.0);
+        let late = Signals { unfinished_tokens: 2100.0, ..cold };
+        check(late, own, LATENESS * 9.0 * 1.05);
+        check(Signals { usual_wait_s: 2.1, ..late }, own, LATENESS * 3.0 * 1.05);
+        check(Signals { prompt_tokens: 0.0, ..late }, own, LATENESS * 2.1 * 2.1 / LEAST_USUAL_S);
+    }
+
+    #[test]
+    fn a_full_cache_is_waited_for_as_long_as_what_is_there_has_lasted() {
+        let full = Signals {
+            prompt_tokens: 1000.0,
+            cached_tokens: 600.0,
+            capacity_tokens: Some(10_000.0),
+            kv_usage: Some(0.8),
+            answering: 4.0,
+            answering_s: 80.0,
+            ..Signals::default()
+        };
+        check(full, |cost| cost.wait, 0.0);
+        // Two seconds of queue, and with what it takes 400 tokens too many of the 8,000 that are held.
+        let queue = Signals { unfinished_tokens: 2000.0, ..full };
+        check(queue, |cost| cost.wait, 2.0 + ROOM_WEIGHT * 20.0 * 0.05);
+        // Half of those that run are others'.
+        let shared = Signals { reported: Some((8.0, 0.0)), in_flight: 8.0, ..queue };
+        check(shared, |cost| cost.wait, 2.0 + ROOM_WEIGHT * 10.0 * 0.05);
+        // No more ends than there is.
+        let small = Signals { capacity_tokens: Some(500.0), ..queue };
+        check(small, |cost| cost.wait, 2.0 + ROOM_WEIGHT * 20.0);
+        for unknown in [
+            Signals { kv_usage: None, ..queue },
+            Signals { capacity_tokens: None, ..queue },
+            Signals { answering: 0.0, answering_s: 0.0, ..queue },
+        ] {
+            check(unknown, |cost| cost.wait, 2.0);
+        }
+        for absurd in [0.0, 1.0, 7.0, -1.0] {
+            let wait = cost(&config(), &Signals { kv_usage: Some(absurd), ..queue }).wait;
+            assert!((2.0..2.0 + ROOM_WEIGHT * 20.0 + 1e-9).contains(&wait), "{absurd}: {wait}");
+        }
+    }
+
+    #[test]
+    fn loading_and_fetching_are_part_of_the_first_tokens_lateness() {
+        let cached = Signals {
+            prompt_tokens: 1000.0,
+            cached_tokens: 1000.0,
+            offloaded_tokens: 1000.0,
+            ..Signals::default()
+        };
+        let fetched = cost(&config(), &cached).transfer;
+        check(cached, |cost| cost.late, fetched * (LATENESS * fetched / 1.05 - 1.0));
+        let loads = Signals { loads_adapter: true, ..Signals { offloaded_tokens: 0.0, ..cached } };
+        check(loads, |cost| cost.late, 0.2 * (LATENESS * 0.2 / 1.25 - 1.0));
     }
 
     #[test]
@@ -498,7 +637,7 @@ mod tests {
         check(old, |cost| cost.eviction, 0.075);
         check(signals, |cost| cost.eviction, 0.15);
         check(signals, |cost| cost.adapter, 0.2);
-        check(signals, Cost::total, 0.35);
+        check(signals, Cost::seconds, 0.35);
     }
 
     #[test]

@@ -88,9 +88,10 @@ fn number(fields: &[(&str, &str)], name: &str) -> f64 {
 }
 
 /// The terms of a cost, as the header names them.
-const TERMS: [(&str, &str); 8] = [
+const TERMS: [(&str, &str); 9] = [
     ("wait_s", "waits for what is there"),
     ("prefill_s", "computes the prompt"),
+    ("late_s", "begins later than usual"),
     ("stall_s", "keeps running answers waiting"),
     ("decode_s", "answers among others"),
     ("pressure_s", "takes room"),
@@ -130,7 +131,7 @@ impl<'a> Explanation<'a> {
             format!("{} tokens", value(candidate, "overlap_tokens").unwrap_or("?"))
         });
         for (name, label) in TERMS {
-            if self.candidates.iter().any(|candidate| number(candidate, name) > 0.0) {
+            if self.candidates.iter().any(|candidate| number(candidate, name) != 0.0) {
                 self.row(&mut text, label, |candidate| milliseconds(number(candidate, name)));
             }
         }
@@ -200,10 +201,10 @@ mod tests {
     use super::*;
     use warmpath::route::Reason;
 
-    const PREFIX: &str = "reason=prefix, prompt_tokens=812; replica=10.0.0.1:8000, overlap_tokens=800, cost_s=0.0420, \
-        wait_s=0.0300, prefill_s=0.0020, stall_s=0.0000, decode_s=0.0100, pressure_s=0.0000, eviction_s=0.0000, adapter_s=0.0000, transfer_s=0.0000; \
-        replica=10.0.0.2:8000, overlap_tokens=0, cost_s=0.1120, wait_s=0.0000, prefill_s=0.1020, stall_s=0.0000, decode_s=0.0100, \
-        pressure_s=0.0000, eviction_s=0.0000, adapter_s=0.0000, transfer_s=0.0000";
+    const PREFIX: &str = "reason=prefix, prompt_tokens=812; replica=10.0.0.1:8000, overlap_tokens=800, cost_s=0.0186, \
+        wait_s=0.0300, prefill_s=0.0020, late_s=-0.0234, stall_s=0.0000, decode_s=0.0100, pressure_s=0.0000, eviction_s=0.0000, \
+        adapter_s=0.0000, transfer_s=0.0000; replica=10.0.0.2:8000, overlap_tokens=0, cost_s=0.0974, wait_s=0.0000, prefill_s=0.1020, \
+        late_s=-0.0146, stall_s=0.0000, decode_s=0.0100, pressure_s=0.0000, eviction_s=0.0000, adapter_s=0.0000, transfer_s=0.0000";
 
     #[test]
     fn a_saved_response_is_put_into_words() {
@@ -215,10 +216,12 @@ mod tests {
             text.starts_with("10.0.0.1:8000 was chosen: prefix. To a replica that holds part"),
             "{text}"
         );
-        for line in ["The prompt has 812 tokens.", "has of the prompt", "800 tokens", "42.0 ms"] {
+        for line in
+            ["The prompt has 812 tokens.", "has of the prompt", "800 tokens", "-23.4 ms", "18.6 ms"]
+        {
             assert!(text.contains(line), "{line}: {text}");
         }
-        assert!(text.contains("10.0.0.2:8000 would have cost 70.0 ms more, most of it because it computes the prompt."), "{text}");
+        assert!(text.contains("10.0.0.2:8000 would have cost 78.8 ms more, most of it because it computes the prompt."), "{text}");
         // What is zero everywhere is not worth a line.
         assert!(!text.contains("adapter"), "{text}");
         assert_eq!(explained(PREFIX).unwrap(), text);
@@ -227,7 +230,7 @@ mod tests {
     #[test]
     fn a_tie_is_called_one_and_what_is_unknown_is_said() {
         let tie = PREFIX
-            .replace("cost_s=0.1120", "cost_s=0.0410")
+            .replace("cost_s=0.0974", "cost_s=0.0176")
             .replace("812", "812, known_tokens=640, suspended=2");
         let text = explained(&tie).unwrap();
         assert!(text.contains("10.0.0.2:8000 would have cost 1.0 ms less"), "{text}");

@@ -65,7 +65,7 @@ impl Fleet {
         self.charges.start(id, work, self.now, self.config.cost.recent_half_life);
         self.now = self.now.plus(Duration::from_millis(500));
         self.charges.answer_began(id, work, self.now);
-        self.charges.end(id);
+        self.charges.end(id, self.now);
         id.slot
     }
 
@@ -134,7 +134,7 @@ fn weights_lead_from_load_alone_to_prefixes_alone() {
     assert_eq!((chosen_under(load, 0), chosen_under(load, 10)), (0, 1));
     // Answers cost nothing, and all costs are a tie, in which who must compute least wins: prefixes alone.
     let prefix = r#", "cost": {"decode_ms_per_token": 0, "recent_weight": 0}, "tie_ms": 10000"#;
-    let long = chosen_under(prefix, 40_000);
+    let long = chosen_under(prefix, 20_000);
     assert_eq!((chosen_under(prefix, 1000), long), (0, 0));
 }
 

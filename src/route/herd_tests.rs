@@ -47,7 +47,8 @@ fn a_hot_prefix_is_computed_where_it_is_needed_and_nobody_has_much_more_of_it_th
         assert!(most <= 1.25 * among_holders, "{prefix_tokens} tokens: {counts:?}");
         // More than a share of all only where that is waited for sooner than computed.
         let share = (1.25 * 640.0 / replicas as f64).ceil();
-        let waited_for = f64::from(prefix_tokens) / 8000.0 / 0.0384 * 1.2;
+        // Computing it on a replica with nothing else to do counts one and a half times.
+        let waited_for = 1.5 * f64::from(prefix_tokens) / 8000.0 / 0.0384 * 1.2;
         assert!(most <= share.max(waited_for), "{prefix_tokens} tokens: {counts:?}");
         assert_eq!(prefills, holders.len(), "{prefix_tokens} tokens: {counts:?}");
     }
@@ -123,7 +124,7 @@ fn near_ties_are_the_same_for_all_whatever_the_noise() {
             let recent = u64::from(slot * 7) % 5 * 15 * (gateway as u64 + 1);
             fleet.charges.start(id, recent, fleet.now, Duration::from_secs(5));
             fleet.charges.answer_began(id, recent, fleet.now);
-            fleet.charges.end(id);
+            fleet.charges.end(id, fleet.now);
         }
     }
     for number in 0..50 {

@@ -321,11 +321,12 @@ impl Decision {
         }
         for candidate in &self.ranked {
             let Candidate { address, overlap_tokens, source, cost, .. } = candidate;
-            let Cost { wait, prefill, stall, decode, pressure, eviction, adapter, transfer } = cost;
+            let Cost { wait, prefill, late, stall, decode, pressure, eviction, adapter, transfer } =
+                cost;
             text.push_str(&format!(
                 "; replica={address}, overlap_tokens={overlap_tokens}, overlap_source={}, cost_s={:.4}, \
-                 wait_s={wait:.4}, prefill_s={prefill:.4}, stall_s={stall:.4}, decode_s={decode:.4}, pressure_s={pressure:.4}, \
-                 eviction_s={eviction:.4}, adapter_s={adapter:.4}, transfer_s={transfer:.4}",
+                 wait_s={wait:.4}, prefill_s={prefill:.4}, late_s={late:.4}, stall_s={stall:.4}, decode_s={decode:.4}, \
+                 pressure_s={pressure:.4}, eviction_s={eviction:.4}, adapter_s={adapter:.4}, transfer_s={transfer:.4}",
                 source.as_str(),
                 cost.total()
             ));
@@ -387,13 +388,19 @@ fn choose(
             (charge, view.rates.find(replica.id).unwrap_or(&unheard))
         })
         .collect();
-    let in_flight: f64 = loads.iter().map(|(charge, _)| f64::from(charge.requests)).sum();
+    let sum = |of: &dyn Fn(&Charge) -> f64| loads.iter().map(|(charge, _)| of(charge)).sum::<f64>();
+    let in_flight = sum(&|charge| f64::from(charge.requests));
+    let unfinished = sum(&|charge| charge.unfinished_tokens as f64);
+    let answering = sum(&|charge| f64::from(charge.answering));
+    let answering_s = sum(&|charge| charge.answering_s(view.now));
     let rates: f64 = loads.iter().map(|(_, speed)| speed.rate(&config.cost)).sum();
     let request = Request {
         prompt_tokens,
         answer_limit: question.answer_limit,
         adapter: question.adapter,
         neighbours_per_rate: in_flight / rates,
+        usual_wait_s: unfinished / rates,
+        usual_answering_s: answering_s / answering.max(1.0),
         session: question.session.filter(|_| !question.prompt.is_matched()),
         identity,
     };
@@ -513,6 +520,10 @@ struct Request {
     adapter: Option<u64>,
     /// Requests in flight in the whole fleet, by what the fleet computes per second: as many are a replica's share.
     neighbours_per_rate: f64,
+    /// Seconds of work before a replica, in the fleet's mean.
+    usual_wait_s: f64,
+    /// Seconds for which an answer on its way has lasted, in the fleet's mean.
+    usual_answering_s: f64,
     /// Where its session alone says where it goes.
     session: Option<u64>,
     /// By which identity a replica's blocks and requests are known.
@@ -589,6 +600,7 @@ fn weigh<'a>(
     let load = replica.fresh_load(view.now, config.stale_after);
     let (since, head) = charge.computing(view.now);
     let rate = speed.rate(&config.cost);
+    let block_tokens = f64::from(block_size.get());
     let computed = (rate * since.as_secs_f64()).min(score::MOST_COMPUTED * head as f64);
     let signals = Signals {
         prompt_tokens: f64::from(request.prompt_tokens),
@@ -600,6 +612,9 @@ fn weigh<'a>(
         unfinished_tokens: charge.unfinished_tokens as f64,
         computed_tokens: computed,
         answering: f64::from(charge.answering),
+        answering_s: charge.answering_s(view.now),
+        usual_answering_s: request.usual_answering_s,
+        usual_wait_s: request.usual_wait_s,
         // What a session asked for before is no reason to send it elsewhere.
         recent_tokens: request
             .session
@@ -607,8 +622,9 @@ fn weigh<'a>(
         reported: load.map(|load| (f64::from(load.running), f64::from(load.waiting))),
         reported_own: load.map_or(0.0, |load| f64::from(load.own)),
         kv_usage: load.and_then(|load| load.kv_usage),
+        capacity_tokens: replica.capacity_blocks.map(|blocks| f64::from(blocks) * block_tokens),
         speed: *speed,
-        evicted_tokens: evicted.blocks as f64 * f64::from(block_size.get()),
+        evicted_tokens: evicted.blocks as f64 * block_tokens,
         evicted_age_s: view.now.since(used).as_secs_f64(),
         loads_adapter: request.adapter.is_some_and(|adapter| replica.must_load(adapter)),
     };
@@ -739,7 +755,7 @@ mod tests {
         pub(super) fn finish(&mut self, decision: &Decision) {
             let id = decision.chosen().unwrap().id;
             self.charges.answer_began(id, decision.charged_tokens(), self.now);
-            self.charges.end(id);
+            self.charges.end(id, self.now);
         }
 
         /// A prompt whose first tokens are known, and of which `unread` more are guessed.
@@ -1153,7 +1169,7 @@ mod tests {
         let text = fleet(2).ask(&prompt(1, 800)).explain();
         assert!(text.starts_with("reason=cold, prompt_tokens=800; replica=10.0.0."), "{text}");
         assert!(
-            text.contains("overlap_tokens=0, overlap_source=routed, cost_s=0.1004, wait_s=0.0000, prefill_s=0.1004"),
+            text.contains("overlap_tokens=0, overlap_source=routed, cost_s=0.1506, wait_s=0.0000, prefill_s=0.1004, late_s=0.0502"),
             "{text}"
         );
         assert_eq!(text.matches("replica=").count(), 2);

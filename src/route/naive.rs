@@ -76,9 +76,13 @@ fn decide(config: &RouteConfig, view: &View<'_>, question: &Question<'_>) -> Dec
     };
     let in_flight: u32 = able.iter().map(|r| view.charges.of(r.id).requests).sum();
     let rates: f64 = able.iter().map(|replica| rate(config, view, replica)).sum();
-    let neighbours = f64::from(in_flight) / rates;
-    let weigh =
-        |replica| whole(config, view, question, replica, (&chains, prompt_tokens), neighbours);
+    let charges = || able.iter().map(|replica| view.charges.of(replica.id));
+    let unfinished: f64 = charges().map(|charge| charge.unfinished_tokens as f64).sum();
+    let answering: u32 = charges().map(|charge| charge.answering).sum();
+    let lasted: f64 = charges().map(|charge| charge.answering_s(view.now)).sum();
+    let usual =
+        [f64::from(in_flight) / rates, unfinished / rates, lasted / f64::from(answering.max(1))];
+    let weigh = |replica| whole(config, view, question, replica, (&chains, prompt_tokens), usual);
     let mut all: Vec<Whole<'_>> = able.into_iter().map(weigh).collect();
     let share = (f64::from(in_flight) + 1.0) / all.len() as f64;
     let bound = (share * 1.25).ceil();
@@ -93,14 +97,14 @@ fn decide(config: &RouteConfig, view: &View<'_>, question: &Question<'_>) -> Dec
 
     let mut rivals = Rivals::default();
     let others = &all[1..];
-    rivals.least_cost_s = others.iter().map(Whole::total).min_by(f64::total_cmp);
+    let least = others.iter().min_by(|a, b| a.total().total_cmp(&b.total()));
+    rivals.least = least.map(|least| (least.total(), least.candidate.cost.seconds()));
     rivals.overlap_tokens = others.iter().map(|w| w.candidate.overlap_tokens).max().unwrap_or(0);
     if rivals.overlap_tokens > 0 {
         let holders = others.iter().filter(|w| w.candidate.overlap_tokens == rivals.overlap_tokens);
-        rivals.holder_cost_s = holders.map(Whole::total).min_by(f64::total_cmp).unwrap();
+        rivals.holder_cost = holders.map(Whole::total).min_by(f64::total_cmp).unwrap();
     }
-    let weigh =
-        |replica| whole(config, view, question, replica, (&chains, prompt_tokens), neighbours);
+    let weigh = |replica| whole(config, view, question, replica, (&chains, prompt_tokens), usual);
     let had = suspended.iter().map(|replica| weigh(replica).candidate.overlap_tokens);
     rivals.suspended_overlap_tokens = had.max().unwrap_or(0);
 
@@ -143,7 +147,7 @@ fn whole<'a>(
     question: &Question<'_>,
     replica: &'a Replica,
     (chains, prompt_tokens): (&[Chain], u32),
-    neighbours_per_rate: f64,
+    [neighbours_per_rate, usual_wait_s, usual_answering_s]: [f64; 3],
 ) -> Whole<'a> {
     let block_size = replica.block_size.unwrap_or(config.default_block_size);
     let chain = chains.iter().find(|chain| chain.block_size() == block_size);
@@ -163,6 +167,9 @@ fn whole<'a>(
         neighbours: neighbours_per_rate * rate(config, view, replica),
         in_flight: f64::from(charge.requests),
         answering: f64::from(charge.answering),
+        answering_s: charge.answering_s(view.now),
+        usual_answering_s,
+        usual_wait_s,
         unfinished_tokens: charge.unfinished_tokens as f64,
         computed_tokens: {
             let began = charge.head.sent.max(charge.began_at);
@@ -176,6 +183,9 @@ fn whole<'a>(
         reported: load.map(|load| (f64::from(load.running), f64::from(load.waiting))),
         reported_own: load.map_or(0.0, |load| f64::from(load.own)),
         kv_usage: load.and_then(|load| load.kv_usage),
+        capacity_tokens: replica
+            .capacity_blocks
+            .map(|blocks| f64::from(blocks) * f64::from(block_size.get())),
         speed: view.rates.of(replica.id),
         evicted_tokens: evicted.blocks as f64 * f64::from(block_size.get()),
         evicted_age_s: view.now.since(Moment(evicted.used * 1000)).as_secs_f64(),
@@ -236,7 +246,8 @@ fn overloaded(
     if is_guessed || is_free || chains.iter().any(Chain::is_open) {
         return None;
     }
-    let over = all.iter().map(Whole::total).min_by(f64::total_cmp)? - config.max_cost_s?;
+    let seconds = |whole: &Whole<'_>| whole.candidate.cost.seconds();
+    let over = all.iter().map(seconds).min_by(f64::total_cmp)? - config.max_cost_s?;
     (over > 0.0).then(|| over.ceil().clamp(1.0, 600.0) as u64)
 }
 
@@ -262,10 +273,12 @@ fn sort(
         }),
         Policy::Warmpath if session.is_some() => {
             all.sort_by(|a, b| a.total().total_cmp(&b.total()));
-            let most = all[0].total() + config.tie_s.max(all[0].total() * config.tie_share);
+            let most =
+                all[0].total() + config.tie_s.max((all[0].total() * config.tie_share).min(0.1));
             let is_worth = |at: &usize| {
-                let Cost { prefill, stall, .. } = all[*at].candidate.cost;
-                all[*at].total() - prefill - stall <= most
+                let signals = all[*at].candidate.signals;
+                let cached = Signals { cached_tokens: signals.prompt_tokens, ..signals };
+                score::cost(&config.cost, &cached).total() <= most
             };
             let worth = (0..all.len()).filter(is_worth);
             let home = worth.max_by_key(|at| all[*at].drawn(session.unwrap()));
@@ -273,12 +286,12 @@ fn sort(
         }
         Policy::Warmpath => {
             all.sort_by(|a, b| a.total().total_cmp(&b.total()));
-            let epsilon = config.tie_s.max(all[0].total() * config.tie_share);
+            let epsilon = config.tie_s.max((all[0].total() * config.tie_share).min(0.1));
             let mut tied: Vec<usize> =
                 (0..all.len()).filter(|at| all[*at].total() <= all[0].total() + epsilon).collect();
-            let prefill = |at: &usize| all[*at].candidate.cost.prefill;
-            let least = tied.iter().map(prefill).min_by(f64::total_cmp).unwrap();
-            tied.retain(|at| prefill(at) <= least + epsilon);
+            let to_do = |at: &usize| all[*at].candidate.cost.to_do();
+            let least = tied.iter().map(to_do).min_by(f64::total_cmp).unwrap();
+            tied.retain(|at| to_do(at) <= least + epsilon);
             let has_room = |at: &usize| all[*at].candidate.signals.in_flight < bound;
             if tied.iter().any(has_room) {
                 tied.retain(has_room);
@@ -341,6 +354,7 @@ fn drawn_fleet(draws: &mut Draws) -> Fleet {
             let at = Moment(now.0 - draws.below(5) * 1_000_000_000);
             let load = Load { running, waiting, kv_usage, own, at };
             replica.load = (!draws.one_in(3)).then_some(load);
+            replica.capacity_blocks = draws.one_in(2).then_some(300);
         });
         let id = fleet.table.at(slot).unwrap().id;
         let size =
@@ -355,7 +369,8 @@ fn drawn_fleet(draws: &mut Draws) -> Fleet {
             let tokens = 1000 * draws.below(5);
             fleet.charges.start(id, tokens, began, Duration::from_secs(5));
             if draws.one_in(3) {
-                fleet.charges.answer_began(id, tokens, began);
+                let at = Moment(fleet.now.0 - draws.below(2) * 400_000_000);
+                fleet.charges.answer_began(id, tokens, at);
             }
         }
         if draws.one_in(2) {

@@ -28,7 +28,7 @@ pub(super) fn retry_after(
     if candidates.iter().any(|candidate| candidate.requests() == 0.0) {
         return None;
     }
-    let least = candidates.iter().map(|candidate| candidate.total);
+    let least = candidates.iter().map(|candidate| candidate.cost.seconds());
     let over = least.fold(f64::INFINITY, f64::min) - max_cost_s;
     // A cost that is no number refuses nobody.
     (over > 0.0).then(|| over.ceil().clamp(1.0, MAX_RETRY_AFTER_S) as u64)

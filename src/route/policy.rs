@@ -123,7 +123,7 @@ pub(super) fn by_cost(
 
 /// The place of the winner.
 ///
-/// Among those within epsilon of the least cost, the ones that must compute least stay (waiting
+/// Among those within epsilon of the least cost, the ones that must compute and fetch least stay (waiting
 /// for a prefix that is being computed beats computing it a second time at the same price), and
 /// of these the one with the highest hash of (replica, head of the prompt) wins, so that every VM
 /// and every gateway picks the same one. A replica that already has far more than its share of
@@ -139,13 +139,13 @@ fn break_tie(
 ) -> Option<usize> {
     let epsilon = config.epsilon(best);
     let tied = || candidates.iter().enumerate().filter(|(_, c)| c.total <= best + epsilon);
-    let least = tied().map(|(_, c)| c.cost.prefill).fold(f64::INFINITY, f64::min);
+    let least = tied().map(|(_, c)| c.cost.to_do()).fold(f64::INFINITY, f64::min);
     let bound = guards::bound(candidates);
     let rank = |(_, c): &(usize, &Weighed<'_>)| {
         let has_most = f64::from(c.overlap_tokens) > c.signals.prompt_tokens / 2.0;
         (c.signals.in_flight < bound, has_most, rendezvous(c, chains, number))
     };
-    let tied = tied().filter(|(_, c)| c.cost.prefill <= least + epsilon);
+    let tied = tied().filter(|(_, c)| c.cost.to_do() <= least + epsilon);
     tied.max_by_key(rank).map(|(at, _)| at)
 }
 

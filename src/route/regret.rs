@@ -56,12 +56,12 @@ impl Loss {
 /// What the others offered when one was chosen.
 #[derive(Debug, Clone, Copy, PartialEq, Default)]
 pub struct Rivals {
-    /// The least that any of them would have cost, in seconds; none: there was no other.
-    pub least_cost_s: Option<f64>,
+    /// The least that any of them would have cost, and the seconds of that one; none: there was no other.
+    pub least: Option<(f64, f64)>,
     /// The most tokens of the prompt that any of them had.
     pub overlap_tokens: u32,
-    /// What that one would have cost, in seconds.
-    pub holder_cost_s: f64,
+    /// What that one would have cost.
+    pub holder_cost: f64,
     /// The most tokens of the prompt that a suspended replica had.
     pub suspended_overlap_tokens: u32,
 }
@@ -76,10 +76,12 @@ impl Rivals {
         let mut rivals = Self { suspended_overlap_tokens, ..Self::default() };
         for (_, rival) in weighed.iter().enumerate().filter(|(at, _)| *at != chosen) {
             let (cost, overlap) = (rival.total, rival.overlap_tokens);
-            rivals.least_cost_s = Some(rivals.least_cost_s.map_or(cost, |least| least.min(cost)));
-            let holds_as_much = overlap == rivals.overlap_tokens && cost < rivals.holder_cost_s;
+            if rivals.least.is_none_or(|(least, _)| cost < least) {
+                rivals.least = Some((cost, rival.cost.seconds()));
+            }
+            let holds_as_much = overlap == rivals.overlap_tokens && cost < rivals.holder_cost;
             if overlap > rivals.overlap_tokens || holds_as_much {
-                (rivals.overlap_tokens, rivals.holder_cost_s) = (overlap, cost);
+                (rivals.overlap_tokens, rivals.holder_cost) = (overlap, cost);
             }
         }
         rivals
@@ -151,9 +153,10 @@ impl Decision {
         let mut parts = Parts::new(others.max(suspended).saturating_sub(cached));
         parts.take(Loss::StaleClaim, had.saturating_sub(cached));
         parts.take(Loss::Suspended, suspended.saturating_sub(others.max(had)));
-        let least = self.rivals.least_cost_s.unwrap_or(f64::INFINITY).min(chosen.cost.total());
+        let rival = self.rivals.least.map_or(f64::INFINITY, |(least, _)| least);
+        let least = rival.min(chosen.cost.total());
         parts.rest(match config.policy {
-            Policy::Warmpath if self.rivals.holder_cost_s > least + config.epsilon(least) => {
+            Policy::Warmpath if self.rivals.holder_cost > least + config.epsilon(least) => {
                 Loss::Load
             }
             Policy::Warmpath => Loss::Tie,
@@ -168,12 +171,14 @@ impl Decision {
         cached: Option<u32>,
         first_token: Option<Duration>,
     ) -> Vec<(Loss, f64)> {
-        let Some(rival) = self.rivals.least_cost_s else { return Vec::new() };
-        let predicted = chosen.cost.total();
+        let Some((rival_cost, rival)) = self.rivals.least else { return Vec::new() };
+        let predicted = chosen.cost.seconds();
         let cached_tokens = cached.map_or(chosen.signals.cached_tokens, f64::from);
         let signals = Signals { cached_tokens, ..chosen.signals };
         let turned_out = score::cost(&config.cost, &signals);
-        let (known, stale) = (predicted - rival, turned_out.total() - predicted);
+        let (known, stale) = (predicted - rival, turned_out.seconds() - predicted);
+        // Seconds that were given so that a first token is less late are no loss.
+        let known = if chosen.cost.total() <= rival_cost { known.min(0.0) } else { known };
         let late = first_token.map_or(0.0, |took| took.as_secs_f64() - turned_out.first_token());
         // As near as a tie is as predicted.
         let noise = config.noise(turned_out.first_token());

@@ -6,6 +6,7 @@
 
 use super::policy::drawn;
 use super::{RouteConfig, Weighed};
+use crate::score::{self, Signals};
 
 /// The place of the session's home among candidates of which the best costs so much.
 ///
@@ -18,7 +19,10 @@ pub(super) fn home(
     session: u64,
 ) -> Option<usize> {
     let most = best + config.epsilon(best);
-    let is_worth = |c: &Weighed<'_>| c.total - c.cost.prefill - c.cost.stall <= most;
+    let is_worth = |c: &Weighed<'_>| {
+        let cached = Signals { cached_tokens: c.signals.prompt_tokens, ..c.signals };
+        score::cost(&config.cost, &cached).total() <= most
+    };
     let worth = candidates.iter().enumerate().filter(|(_, candidate)| is_worth(candidate));
     worth.max_by_key(|(_, candidate)| drawn(candidate, session)).map(|(place, _)| place)
 }

@@ -69,7 +69,7 @@ impl Envoy {
         let link = &mut self.links[0];
         link.charge(replica, tokens, now);
         link.answer_began(replica, tokens, now);
-        link.release(replica);
+        link.release(replica, now);
     }
 
     fn hears(&mut self, loads: &[(u32, u32)], seq: u64, said: &[Vec<Change>]) {

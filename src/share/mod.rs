@@ -43,7 +43,7 @@ use bytes::{Reader, Writer};
 
 /// Changes whenever any value's bytes change their meaning, so that two versions of the filter
 /// under one `vm_id` never read each other.
-pub const LAYOUT: u16 = 9;
+pub const LAYOUT: u16 = 10;
 
 const MAGIC: u32 = u32::from_le_bytes(*b"WPSD");
 

@@ -484,7 +484,7 @@ impl Vm {
     fn end_one(&mut self, hand: &Hand) {
         if let Some((replica, tokens)) = self.in_flight.pop() {
             self.link.answer_began(replica, tokens, hand.now());
-            self.link.release(replica);
+            self.link.release(replica, hand.now());
             self.link.publish(hand.now());
         }
     }

@@ -89,6 +89,7 @@ impl<C: Borrow<Charges>, S: Borrow<Strikes>> VmState<C, S> {
             writer.u64(charge.head.tokens);
             writer.u64(charge.began_at.0);
             writer.u32(charge.answering);
+            writer.u64(charge.answering_since_ms);
         });
         writer.list(strikes, write_strike);
         writer.finish()
@@ -123,6 +124,7 @@ impl VmState {
                 head: Head { sent: Moment(reader.u64()?), tokens: reader.u64()? },
                 began_at: Moment(reader.u64()?),
                 answering: reader.u32()?,
+                answering_since_ms: reader.u64()?,
             };
             Some((replica, charge))
         })?;

@@ -16,7 +16,8 @@ pub struct Shadow {
     replica: ReplicaId,
     /// What the replica is charged with until the answer begins.
     unfinished: u64,
-    is_unfinished: bool,
+    /// When the answer began.
+    answered: Option<Moment>,
     /// How many of the prompt's blocks it would have had.
     held_blocks: usize,
     /// How it counts them; none: the prompt is not known.
@@ -44,20 +45,22 @@ impl Shadow {
         shared.fleet.link.charge(replica, unfinished, now);
         let block_size = imagined.chain.as_ref().map(Chain::block_size);
         let held_blocks = chosen.held_blocks;
-        Some(Self { replica, unfinished, is_unfinished: true, held_blocks, block_size })
+        Some(Self { replica, unfinished, answered: None, held_blocks, block_size })
     }
 
     /// The answer has begun: nobody knows when it would have.
-    pub fn answer_began(&mut self, shared: &mut Shared<'_>) {
-        if std::mem::take(&mut self.is_unfinished) {
-            shared.fleet.link.answer_began(self.replica, self.unfinished, host::now());
-        }
+    pub fn answer_began(&mut self, shared: &mut Shared<'_>) -> Moment {
+        *self.answered.get_or_insert_with(|| {
+            let now = host::now();
+            shared.fleet.link.answer_began(self.replica, self.unfinished, now);
+            now
+        })
     }
 
     /// The request has ended.
     pub fn ended(&mut self, shared: &mut Shared<'_>) {
-        self.answer_began(shared);
-        shared.fleet.link.release(self.replica);
+        let answered = self.answer_began(shared);
+        shared.fleet.link.release(self.replica, answered);
     }
 
     /// The blocks behind the first `from` of a chain, which is the prompt's as it went on, are cached, too.

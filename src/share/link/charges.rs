@@ -37,9 +37,9 @@ impl<S: Store> Link<S> {
         self.charges.answer_began(replica, uncached, now);
     }
 
-    /// Releases a request that has ended.
-    pub fn release(&mut self, replica: ReplicaId) {
-        self.charges.end(replica);
+    /// Releases a request that has ended, and whose answer was said to have begun at this moment.
+    pub fn release(&mut self, replica: ReplicaId, began: Moment) {
+        self.charges.end(replica, began);
     }
 
     /// This Envoy's requests in flight on a replica.

@@ -81,7 +81,7 @@ impl Routed {
         let Some(served) = served.map(|replica| replica.id) else { return };
         let (now, charged) = (host::now(), self.decision.charged_tokens());
         shared.fleet.link.answer_began(self.replica, charged, now);
-        shared.fleet.link.release(self.replica);
+        shared.fleet.link.release(self.replica, now);
         self.end_probe(shared);
         self.take_back(shared);
         shared.fleet.link.charge(served, charged, now);

@@ -42,7 +42,8 @@ pub struct Routed {
     /// When its answer began, and how many other requests the replica had then. Of a stream only.
     first_token: Option<(Moment, u32)>,
     is_retried: bool,
-    tokens_charged: bool,
+    /// When its answer began; until then its tokens are charged.
+    answered: Option<Moment>,
     /// Which of the chain's blocks the replica was not believed to hold before this request.
     recorded: Range<usize>,
     _kept: Kept,
@@ -101,7 +102,7 @@ impl Routed {
             began: held.began,
             sent: now,
             is_retried: false,
-            tokens_charged: true,
+            answered: None,
             recorded,
             _kept: kept,
             served_elsewhere: false,
@@ -122,10 +123,11 @@ impl Routed {
 
     /// Releases the prompt's uncached tokens, once.
     pub fn answer_began(&mut self, shared: &mut Shared<'_>, streamed: bool) {
-        if !std::mem::take(&mut self.tokens_charged) {
+        if self.answered.is_some() {
             return;
         }
         let now = host::now();
+        self.answered = Some(now);
         shared.fleet.link.answer_began(self.replica, self.decision.charged_tokens(), now);
         if let Some(shadow) = &mut self.shadow {
             shadow.answer_began(shared);
@@ -153,12 +155,13 @@ impl Routed {
         if let Some(class) = class {
             meters::add(&metrics::FAILED_RESPONSES, &[class], 1);
         }
-        if self.tokens_charged {
-            let charged = self.decision.charged_tokens();
-            shared.fleet.link.answer_began(self.replica, charged, host::now());
-        }
+        let answered = self.answered.unwrap_or_else(|| {
+            let (now, charged) = (host::now(), self.decision.charged_tokens());
+            shared.fleet.link.answer_began(self.replica, charged, now);
+            now
+        });
         let in_flight = shared.fleet.link.in_flight(self.replica);
-        shared.fleet.link.release(self.replica);
+        shared.fleet.link.release(self.replica, answered);
         if let Some(shadow) = &mut self.shadow {
             shadow.ended(shared);
         }

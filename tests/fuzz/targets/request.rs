@@ -260,6 +260,7 @@ impl Fleet {
                 head: Head { sent: Moment(bytes.u64()), tokens: bytes.u64() },
                 began_at: Moment(bytes.u64()),
                 answering: bytes.u32(),
+                answering_since_ms: bytes.u64(),
             };
             charges.insert(id, charge);
             if bytes.u8() & 1 == 0 {

@@ -259,7 +259,7 @@ impl Router for Gateway {
         if flight.began.is_none() {
             self.charges.answer_began(replica, flight.decision.charged_tokens(), now);
         }
-        self.charges.end(replica);
+        self.charges.end(replica, flight.began.map_or(now, |(began, _)| began));
         if ended.failed {
             return;
         }

@@ -231,7 +231,8 @@ fn whatever_happens_the_same_seed_gives_the_same_samples() {
 
 /// Of the same sessions on several seeds: hit rate, and p99 of the first token, each as a mean.
 fn figures(fleet: &FleetConfig) -> (f64, f64) {
-    const SEEDS: u64 = 3;
+    // With three the ratio of two p99s moves by a tenth.
+    const SEEDS: u64 = 10;
     let runs = (1..=SEEDS).map(|seed| {
         let trace = agents(300, 30.0, seed);
         let samples = fleet.play(&trace, Policy::Warmpath, seed).unwrap();
