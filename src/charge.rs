@@ -140,8 +140,9 @@ impl Charges {
         if let Some(charge) = self.by_replica.get_mut(&replica) {
             charge.requests = charge.requests.saturating_sub(1);
             charge.answering = charge.answering.saturating_sub(1);
-            charge.answering_since_ms =
-                charge.answering_since_ms.saturating_sub(milliseconds(began));
+            let since = charge.answering_since_ms.saturating_sub(milliseconds(began));
+            // What was told wrong outlasts none of the answers that it was told of.
+            charge.answering_since_ms = if charge.answering == 0 { 0 } else { since };
         }
     }
 
@@ -262,6 +263,20 @@ mod tests {
         charges.end(R, at(0));
         charges.end(R, at(0));
         assert_eq!((charges.of(R).requests, charges.of(R).unfinished_tokens), (0, 0));
+    }
+
+    #[test]
+    fn an_answer_of_which_the_wrong_beginning_is_told_is_over_with_its_end() {
+        for told in [3, 8] {
+            let mut charges = Charges::default();
+            for began in [5, 9] {
+                charges.start(R, 100, at(1), HALF_LIFE);
+                charges.answer_began(R, 100, at(began));
+                assert_eq!(charges.of(R).answering_s(at(10)), 10.0 - began as f64);
+                charges.end(R, at(told));
+                assert_eq!(charges.of(R).answering_s(at(10)), 0.0);
+            }
+        }
     }
 
     #[test]
