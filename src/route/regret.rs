@@ -290,6 +290,16 @@ mod tests {
     }
 
     #[test]
+    fn seconds_given_for_a_first_token_that_is_less_late_are_no_loss() {
+        let fleet = holders(&[(500, 11_200), (0, 0)]);
+        let decision = fleet.ask(&prompt(1, TOKENS));
+        let (chosen, rival) = (decision.chosen().unwrap(), decision.rivals.least.unwrap());
+        assert!(chosen.cost.total() < rival.0, "{}", decision.explain());
+        assert!(chosen.cost.seconds() > rival.1 + 0.1, "{}", decision.explain());
+        check(&fleet, turnout(0), &[(Loss::Load, 8000)], &[]);
+    }
+
+    #[test]
     fn a_first_token_later_than_predicted_is_a_queue_that_was_not_seen() {
         let fleet = holders(&[(500, 0), (500, 0)]);
         let took = |seconds| Turnout {
