@@ -179,6 +179,15 @@ pub fn number_property(path: &[&str]) -> Option<u64> {
     Some(u64::from_le_bytes(bytes.try_into().ok()?))
 }
 
+/// Envoy's major and minor version.
+pub fn envoy_version() -> Option<(u64, u64)> {
+    let number = |name| {
+        let path = ["xds", "node", "user_agent_build_version", "version", name];
+        number_property(&path)
+    };
+    Some((number("major_number")?, number("minor_number")?))
+}
+
 /// Sets a value of this stream's filter state, which access logs can show: it is `wasm.` and this name there.
 pub fn set_filter_state(name: &str, value: &str) {
     let (path, value) = (name.as_bytes(), value.as_bytes());

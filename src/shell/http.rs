@@ -26,6 +26,20 @@ use std::rc::Rc;
 /// read more. With half of it, one in seven bodies of 4 MB was refused under Envoy's default limits.
 const ARRIVES_AT_ONCE: usize = (1 << 20) + (16 << 10);
 
+/// The first Envoy, as major and minor version, where a virtual host's `request_body_buffer_limit` raises what a filter may hold.
+const HAS_LIMIT_OF_ITS_OWN: (u64, u64) = (1, 37);
+
+/// How much of a body in chunks may be held, of `limit`, before the rest of it can be refused.
+///
+/// Before [`HAS_LIMIT_OF_ITS_OWN`] the limit of what is held is the limit of what arrives at once, so that any piece held may be
+/// one too much: what did not arrive at once goes on.
+fn room_for_chunks(limit: usize) -> usize {
+    match host::envoy_version() {
+        Some(version) if version >= HAS_LIMIT_OF_ITS_OWN => limit.saturating_sub(ARRIVES_AT_ONCE),
+        _ => 0,
+    }
+}
+
 enum Phase {
     /// Nothing known yet, or not ours.
     Idle,
@@ -216,7 +230,7 @@ impl Stream {
                 let is_chunked = length.is_none()
                     && host::property(&["request", "protocol"])
                         .is_none_or(|protocol| protocol.starts_with("HTTP/1"));
-                let room = if is_chunked { limit.saturating_sub(ARRIVES_AT_ONCE) } else { limit };
+                let room = if is_chunked { room_for_chunks(limit) } else { limit };
                 self.phase = Phase::Holding { api, cluster, held: 0, room };
                 match length.filter(|length| *length > limit) {
                     Some(length) => self.give_up(Reason::BodyTooLarge, length),

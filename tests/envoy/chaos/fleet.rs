@@ -3,7 +3,7 @@
 //! It starts, stops and asks; when to do what is the schedule's part.
 
 use crate::client::{Ask, Connection};
-use crate::harness::{ALIAS, Files, MODEL};
+use crate::harness::{ALIAS, Files, MODEL, send_signal};
 use serde_json::{Value, json};
 use std::net::SocketAddr;
 use std::process::{Child, Command, Stdio};
@@ -241,10 +241,4 @@ impl Member {
 /// As vLLM binds it: to an address with a `::`.
 fn endpoint(replica: SocketAddr, offset: u16) -> String {
     format!("tcp://[::ffff:127.0.0.1]:{}", above(replica, offset).port())
-}
-
-/// Sends a process of ours a signal.
-pub fn send_signal(pid: u32, name: &str) {
-    let sent = Command::new("kill").args([&format!("-{name}"), &pid.to_string()]).status();
-    assert!(sent.is_ok_and(|status| status.success()), "kill -{name} {pid}");
 }

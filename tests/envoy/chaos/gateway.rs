@@ -6,9 +6,9 @@
 
 use super::Wish;
 use super::faults::{Deck, Log, between};
-use super::fleet::{AGENT_OFFSET, Member, SECOND_MODEL, send_signal};
+use super::fleet::{AGENT_OFFSET, Member, SECOND_MODEL};
 use crate::client::{Ask, Connection};
-use crate::harness::{Files, Rig, free_ports, fresh_folder};
+use crate::harness::{Files, Rig, free_ports, fresh_folder, send_signal};
 use crate::prompts::chat;
 use crate::shipped::Config;
 use serde_json::json;

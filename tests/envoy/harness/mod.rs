@@ -5,7 +5,7 @@ mod process;
 mod updates;
 
 pub use plan::{ALIAS, MODEL, Plan, QWEN3, fast_replica, replica_with, start_replica};
-pub use process::{Envoy, free_ports, fresh_folder, spawn, validate};
+pub use process::{Envoy, free_ports, fresh_folder, send_signal, spawn, validate};
 
 use crate::client::{Answer, Ask, Connection};
 use crate::shipped::Config;

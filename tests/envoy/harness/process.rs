@@ -118,3 +118,9 @@ pub fn free_ports<const N: usize>() -> [u16; N] {
         }
     })
 }
+
+/// Sends a process of ours a signal.
+pub fn send_signal(pid: u32, name: &str) {
+    let sent = Command::new("kill").args([&format!("-{name}"), &pid.to_string()]).status();
+    assert!(sent.is_ok_and(|status| status.success()), "kill -{name} {pid}");
+}
