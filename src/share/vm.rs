@@ -3,7 +3,7 @@
 //!
 //! A slot is claimed by compare-and-swap once and from then on written by its owner alone. The
 //! charges and the log's head travel together, so that one read tells another VM
-//! all that changed: 64 bytes for each replica that got something lately, some hundred as a rule and 64 KB at 1,024. They are summed elsewhere, by [`crate::charge`].
+//! all that changed: 72 bytes for each replica that got something lately, some hundred as a rule and 72 KB at 1,024. They are summed elsewhere, by [`crate::charge`].
 
 use super::bytes::{Reader, Writer};
 use super::{Header, Kind};
@@ -60,8 +60,8 @@ pub struct VmState<C = Charges, S = Strikes> {
 }
 
 /// What a replica's charge takes of a slot's value, and what all else but strikes does.
-const CHARGE_BYTES: usize = 64;
-const OTHER_BYTES: usize = 80;
+const CHARGE_BYTES: usize = 72;
+const OTHER_BYTES: usize = 71;
 
 impl<C: Borrow<Charges>, S: Borrow<Strikes>> VmState<C, S> {
     /// The bytes.
@@ -224,6 +224,19 @@ mod tests {
     #[test]
     fn a_slot_round_trips() {
         assert_eq!(VmState::read(&state().write(5)), Some((5, state())));
+    }
+
+    #[test]
+    fn a_slot_is_as_long_as_what_is_reserved_for_it() {
+        for replicas in [0, 1, 1024] {
+            let mut charges = Charges::default();
+            for slot in 0..replicas {
+                let replica = ReplicaId { slot, incarnation: 1 };
+                charges.start(replica, 200, at(8), Duration::from_secs(2));
+            }
+            let value = VmState { charges, strikes: Strikes::default(), ..state() }.write(5);
+            assert_eq!(value.len(), OTHER_BYTES + CHARGE_BYTES * replicas as usize);
+        }
     }
 
     #[test]
