@@ -12,7 +12,7 @@
 //! work     = uncached * (1 + (prompt - uncached / 2) / attention_tokens)
 //! late     = first * (1.5 * first / usual - 1)
 //! first    = wait + prefill + adapter + transfer
-//! usual    = usual_wait + base_s + adapter + what computing all of the prompt takes
+//! usual    = usual_wait + base_s + what computing all of the prompt takes
 //! stall    = neighbour_weight * (neighbours + later + grown) * prefill
 //! later    = 0.1 / s * wait
 //! grown    = 0.25 * answering / (usual_answering + 1 s)
@@ -56,7 +56,7 @@
 //! | `held` | tokens | reported KV usage, of `capacity`: those of requests that run, not what is only cached | 0: no `room` |
 //! | `capacity` | tokens | reported: blocks, of the size that the replica reports | 0: no `room` |
 //! | `lasted` | s | for how long a request that runs there has been answered, in the mean: of others' it is not known, and they count as if they had just begun. The sooner they end the sooner there is room, and how long they go on is what they have lasted, as far as one can tell | 0 |
-//! | `usual_wait` | s | what is unfinished in the whole fleet, by what the fleet computes per second | never missing |
+//! | `usual_wait` | s | what is unfinished in the whole fleet, by what the fleet computes per second, and the mean of `adapter`: with its own in it a replica that must load would be the better place wherever first tokens are late | never missing |
 //! | `answering` | s | for how long the answers to own requests that are on their way there have lasted, added up | never missing |
 //! | `usual_answering` | s | for how long one of the fleet's has, in the mean | 0 where there is none |
 //! | `foreign` | requests | the replica's running and waiting requests less our own, as many as are in flight now or were when it reported: what other gateways sent. A report outlives the requests in it: without the latter, our own that has just ended would pass for a stranger's until the next one | 0: own in-flight still counts. At most [`MAX_FOREIGN`] |
@@ -211,7 +211,7 @@ pub struct Signals {
     pub answering_s: f64,
     /// For how long one of the fleet's has, on average.
     pub usual_answering_s: f64,
-    /// Seconds of own work before a replica of the fleet, on average.
+    /// Seconds of own work before a replica of the fleet and of loading the adapter there, on average.
     pub usual_wait_s: f64,
     /// Requests in flight on one replica of the fleet, on average.
     pub neighbours: f64,
@@ -355,7 +355,7 @@ pub fn cost(config: &CostConfig, signals: &Signals) -> Cost {
         signals.offloaded_tokens.min(signals.cached_tokens) / config.transfer_tokens_per_s;
     let first_token = wait + (prefill + adapter + transfer);
     let whole = signals.work_of(config, signals.prompt_tokens) / rate;
-    let usual = signals.usual_wait_s + base_s + adapter + whole;
+    let usual = signals.usual_wait_s + base_s + whole;
     let late = first_token * (LATENESS * first_token / usual.max(LEAST_USUAL_S) - 1.0);
     let answering = signals.answering_s / (signals.usual_answering_s + LEAST_ANSWERING_S);
     let stalled = config.neighbour_weight
@@ -537,7 +537,7 @@ mod tests {
         ] {
             check(unknown, |cost| cost.wait, 2.0);
         }
-        for absurd in [0.0, 1.0, 7.0, -1.0] {
+        for absurd in [0.0, 1.0, 7.0, -1.0, f64::NAN] {
             let wait = cost(&config(), &Signals { kv_usage: Some(absurd), ..queue }).wait;
             assert!((2.0..2.0 + ROOM_WEIGHT * 20.0 + 1e-9).contains(&wait), "{absurd}: {wait}");
         }
@@ -554,7 +554,12 @@ mod tests {
         let fetched = cost(&config(), &cached).transfer;
         check(cached, |cost| cost.late, fetched * (LATENESS * fetched / 1.05 - 1.0));
         let loads = Signals { loads_adapter: true, ..Signals { offloaded_tokens: 0.0, ..cached } };
-        check(loads, |cost| cost.late, 0.2 * (LATENESS * 0.2 / 1.25 - 1.0));
+        check(loads, |cost| cost.late, 0.2 * (LATENESS * 0.2 / 1.05 - 1.0));
+        check(
+            Signals { usual_wait_s: 0.2, ..loads },
+            |cost| cost.late,
+            0.2 * (LATENESS * 0.2 / 1.25 - 1.0),
+        );
     }
 
     #[test]

@@ -394,12 +394,14 @@ fn choose(
     let answering = sum(&|charge| f64::from(charge.answering));
     let answering_s = sum(&|charge| charge.answering_s(view.now));
     let rates: f64 = loads.iter().map(|(_, speed)| speed.rate(&config.cost)).sum();
+    let loads_it = |adapter| replicas.iter().filter(|replica| replica.must_load(adapter)).count();
+    let loading_share = question.adapter.map_or(0, loads_it) as f64 / replicas.len() as f64;
     let request = Request {
         prompt_tokens,
         answer_limit: question.answer_limit,
         adapter: question.adapter,
         neighbours_per_rate: in_flight / rates,
-        usual_wait_s: unfinished / rates,
+        usual_wait_s: unfinished / rates + loading_share * config.cost.adapter_load_s,
         usual_answering_s: answering_s / answering.max(1.0),
         session: question.session.filter(|_| !question.prompt.is_matched()),
         identity,
@@ -520,7 +522,7 @@ struct Request {
     adapter: Option<u64>,
     /// Requests in flight in the whole fleet, by what the fleet computes per second: as many are a replica's share.
     neighbours_per_rate: f64,
-    /// Seconds of work before a replica, in the fleet's mean.
+    /// Seconds of work before a replica and of loading the adapter there, in the fleet's mean.
     usual_wait_s: f64,
     /// Seconds for which an answer on its way has lasted, in the fleet's mean.
     usual_answering_s: f64,
@@ -782,6 +784,27 @@ mod tests {
 
     pub(super) fn chosen(decision: &Decision) -> u32 {
         decision.chosen().unwrap().id.slot
+    }
+
+    #[test]
+    fn where_an_adapter_must_be_loaded_is_never_the_better_place() {
+        for waiting in [0, 20] {
+            let mut fleet = fleet(2);
+            for slot in 0..2 {
+                let load = Load { running: 8, waiting, kv_usage: None, own: 0, at: fleet.now };
+                let adapters = if slot == 0 { vec![] } else { vec![7] };
+                fleet.slot(slot, |replica| {
+                    (replica.load, replica.adapters) = (Some(load), Some(adapters));
+                });
+            }
+            let tokens = prompt(1, 800);
+            let known =
+                PromptKnowledge::Tokens { tokens: &tokens, seed: ChainSeed::new("m", None) };
+            let decision = fleet.with(known, 0, |view, question| {
+                decide(&fleet.config, view, &Question { adapter: Some(7), ..question.clone() })
+            });
+            assert_eq!(chosen(&decision), 1, "{}", decision.explain());
+        }
     }
 
     #[test]

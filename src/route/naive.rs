@@ -80,8 +80,13 @@ fn decide(config: &RouteConfig, view: &View<'_>, question: &Question<'_>) -> Dec
     let unfinished: f64 = charges().map(|charge| charge.unfinished_tokens as f64).sum();
     let answering: u32 = charges().map(|charge| charge.answering).sum();
     let lasted: f64 = charges().map(|charge| charge.answering_s(view.now)).sum();
-    let usual =
-        [f64::from(in_flight) / rates, unfinished / rates, lasted / f64::from(answering.max(1))];
+    let loads = |replica: &&&Replica| question.adapter.is_some_and(|a| replica.must_load(a));
+    let loading = able.iter().filter(loads).count() as f64 / able.len() as f64;
+    let usual = [
+        f64::from(in_flight) / rates,
+        unfinished / rates + loading * config.cost.adapter_load_s,
+        lasted / f64::from(answering.max(1)),
+    ];
     let weigh = |replica| whole(config, view, question, replica, (&chains, prompt_tokens), usual);
     let mut all: Vec<Whole<'_>> = able.into_iter().map(weigh).collect();
     let share = (f64::from(in_flight) + 1.0) / all.len() as f64;
