@@ -178,7 +178,7 @@ impl Decision {
         let turned_out = score::cost(&config.cost, &signals);
         let (known, stale) = (predicted - rival, turned_out.seconds() - predicted);
         // Seconds that were given so that a first token is less late are no loss.
-        let known = if chosen.cost.total() <= rival_cost { known.min(0.0) } else { known };
+        let known = known.min((chosen.cost.total() - rival_cost).max(0.0));
         let late = first_token.map_or(0.0, |took| took.as_secs_f64() - turned_out.first_token());
         // As near as a tie is as predicted.
         let noise = config.noise(turned_out.first_token());
@@ -223,8 +223,8 @@ mod tests {
     use super::super::tests::{Fleet, fleet, prompt};
     use super::super::{PromptKnowledge, Reason};
     use super::*;
-    use crate::replicas::ReplicaId;
     use crate::replicas::strikes::{PassiveHealth, Proof, Strikes};
+    use crate::replicas::{Load, ReplicaId};
     use crate::tokens::blocks::{BlockSize, Chain, ChainSeed};
 
     const TOKENS: u32 = 8001;
@@ -297,6 +297,20 @@ mod tests {
         assert!(chosen.cost.total() < rival.0, "{}", decision.explain());
         assert!(chosen.cost.seconds() > rival.1 + 0.1, "{}", decision.explain());
         check(&fleet, turnout(0), &[(Loss::Load, 8000)], &[]);
+    }
+
+    #[test]
+    fn nor_are_they_where_a_tie_was_decided() {
+        let mut fleet = holders(&[(500, 0), (0, 0)]);
+        fleet.config.cost.pressure_s = 1.6 / 49.0;
+        let load = Load { running: 0, waiting: 0, kv_usage: Some(0.98), own: 0, at: fleet.now };
+        fleet.slot(0, |replica| replica.load = Some(load));
+        let decision = fleet.ask(&prompt(1, TOKENS));
+        let (chosen, rival) = (decision.chosen().unwrap(), decision.rivals.least.unwrap());
+        let over = chosen.cost.total() - rival.0;
+        assert!((0.01..0.1).contains(&over), "{}", decision.explain());
+        assert!(chosen.cost.seconds() > rival.1 + 0.5, "{}", decision.explain());
+        check(&fleet, turnout(8000), &[], &[(Loss::Tie, over)]);
     }
 
     #[test]
