@@ -324,9 +324,10 @@ impl Config {
         Ok(())
     }
 
-    /// A report must last until the next one.
+    /// A report must last until the next one, where there are any.
     fn check_reports(&self) -> Result<(), ConfigError> {
-        if self.route.stale_after < self.poll_interval {
+        let is_polled = self.clusters.iter().any(|cluster| cluster.poll.is_some());
+        if is_polled && self.route.stale_after < self.poll_interval {
             let problem =
                 format!("expected at least poll_interval_ms ({})", self.poll_interval.as_millis());
             return Err(error("stale_after_ms", problem));
@@ -467,7 +468,7 @@ mod tests {
         check_error(r#"{"models":[{"name":"m"}]}"#, "models[0].prepared: missing");
         check_error(
             r#"{"models":[{"name":"m","prepared":{"cluster":"files","path":"m"}}]}"#,
-            "models[0].prepared.path: expected a path that begins with /, found \"m\"",
+            "models[0].prepared.path: expected a path that begins with /, of visible ASCII characters, found \"m\"",
         );
         check_error(
             &format!(r#"{{"models":[{MODEL}],"clusters":[{{"name":"c"}}]}}"#),
@@ -487,12 +488,15 @@ mod tests {
         );
         check_error(
             &with("").replace("\"/m\"", "\"/m v2\""),
-            "models[0].prepared.path: expected a path that begins with /, found \"/m v2\"",
+            "models[0].prepared.path: expected a path that begins with /, of visible ASCII characters, found \"/m v2\"",
         );
         check_error(
-            &with(r#","poll_interval_ms":5000"#),
+            &with(r#","poll_interval_ms":5000"#)
+                .replace("\"replicas\"", "\"poll_cluster\":\"p\",\"replicas\""),
             "stale_after_ms: expected at least poll_interval_ms (5000)",
         );
+        // Where no replica is asked for its load, the interval is that of the admin's answers.
+        assert!(Config::parse(with(r#","poll_interval_ms":5000"#).as_bytes()).is_ok());
         check_error(&with(r#","max_body_byte":1"#), "max_body_byte: unknown option");
         check_error(
             &with(r#","cost":{"pressure_ms":-1}"#),

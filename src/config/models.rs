@@ -52,7 +52,9 @@ pub(super) fn model(fields: &mut Fields<'_>) -> Result<ModelConfig, ConfigError>
     let is_path = prepared_path.starts_with('/');
     if !is_path || !prepared_path.bytes().all(|byte| byte.is_ascii_graphic()) {
         let found = shown(&prepared_path.as_str().into());
-        let problem = format!("expected a path that begins with /, found {found}");
+        let problem = format!(
+            "expected a path that begins with /, of visible ASCII characters, found {found}"
+        );
         return Err(error(&prepared.path_of("path"), problem));
     }
     prepared.finish()?;
