@@ -87,11 +87,7 @@ fn plan() -> Plan {
         replica.engine.max_num_batched_tokens = BODY;
         replica.engine.prefill_rate = 1e9;
     }
-    plan.plugin(|plugin| {
-        plugin["max_body_bytes"] = json!(BODY);
-        plugin["max_prompt_ms"] = json!(60_000);
-        plugin["max_prompt_cpu_ms"] = json!(60_000);
-    })
+    plan.patient().plugin(|plugin| plugin["max_body_bytes"] = json!(BODY))
 }
 
 /// Lets the replicas refuse all prompts: they are about as slow with them as the filter, and not what is tested.

@@ -12,7 +12,7 @@ fn counts(found: &BTreeMap<String, u64>) -> Vec<(&str, u64)> {
 
 /// A fleet of two where a token of prompt costs a second, and half a second is too much.
 fn dear() -> Plan {
-    Plan::new(1, 2).plugin(|plugin| {
+    Plan::new(1, 2).patient().plugin(|plugin| {
         plugin["max_cost_s"] = json!(0.5);
         plugin["cost"] = json!({"prefill_tokens_per_s": 1});
         plugin["class_header"] = json!("x-class");

@@ -476,7 +476,7 @@ async fn agent(files: &Files, mut plan: Plan) {
         *replica = replica_with(&format!("replica-{number}"), engine);
         replica.max_model_len = 200_000;
     }
-    let rig = Rig::start(files, plan).await;
+    let rig = Rig::start(files, plan.patient()).await;
     let ask = agent_body();
     assert!((600_000..1_000_000).contains(&ask.body.len()), "{} bytes", ask.body.len());
     let cold = rig.send(&ask).await;

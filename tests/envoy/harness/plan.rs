@@ -85,6 +85,14 @@ impl Plan {
         (plan, replicas)
     }
 
+    /// Lets a prompt take as long as it may need on a machine that does other things too.
+    pub fn patient(self) -> Self {
+        self.plugin(|plugin| {
+            plugin["max_prompt_ms"] = json!(60_000);
+            plugin["max_prompt_cpu_ms"] = json!(60_000);
+        })
+    }
+
     /// Changes the filter's configuration.
     pub fn plugin(mut self, change: impl FnOnce(&mut Value)) -> Self {
         self.config.change_plugin(change);
