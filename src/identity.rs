@@ -44,7 +44,8 @@ impl Identity {
         cluster: &str,
         name: Option<&str>,
     ) -> Option<Self> {
-        let Some(name) = name else {
+        // Engines take an empty name for none.
+        let Some(name) = name.filter(|name| !name.is_empty()) else {
             return config.model_named(None).map(|index| Self::base(config, index));
         };
         let configured = config.model_named(Some(name));
@@ -330,6 +331,7 @@ mod tests {
         assert_eq!(fleet.identity("nope"), None);
         let absent = Identity::of(&fleet.config, &fleet.table, CLUSTER, None);
         assert_eq!(absent, fleet.identity("base"));
+        assert_eq!(fleet.identity(""), absent);
     }
 
     #[test]
