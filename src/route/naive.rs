@@ -8,7 +8,8 @@ use super::*;
 use crate::learn::Speed;
 use crate::replicas::models::Served;
 use crate::replicas::strikes::{PassiveHealth, Proof};
-use crate::replicas::{Load, Member};
+use crate::replicas::{Health, Load, Member};
+use crate::score::{self, Signals};
 use crate::tokens::blocks::Chains;
 
 /// One replica, with all that may be asked of it.
