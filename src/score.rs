@@ -53,8 +53,8 @@
 //! | `base_s` | s | learned: what a first token takes beside queue and prompt | the cluster's median; 0 |
 //! | `unfinished` | tokens of work | prompts that any VM of this Envoy sent there and that have not begun to answer: the work of what is not cached | never missing |
 //! | `head`, `since` | tokens of work, s | of those the prompt that was sent first, and the time since it was sent or since the last answer began there, whichever is later: engines compute prompts in the order in which they come. Not more than [`MOST_COMPUTED`] of it is taken to be done, since what is done answers: a replica that hangs does not seem to get through its queue | `computed` is 0 |
-//! | `held` | tokens | reported KV usage, of `capacity`: those of requests that run, not what is only cached | 0: no `room` |
-//! | `capacity` | tokens | reported: blocks, of the size that the replica reports | 0: no `room` |
+//! | `held` | tokens | reported KV usage, of `capacity`: those of requests that run, not what is only cached | not reported: no `room`; at least one, so that a report from before the queue came says that there is none behind it |
+//! | `capacity` | tokens | reported: blocks, of the size that the replica reports | not reported: no `room` |
 //! | `lasted` | s | for how long a request that runs there has been answered, in the mean: of others' it is not known, and they count as if they had just begun. The sooner they end the sooner there is room, and how long they go on is what they have lasted, as far as one can tell | 0 |
 //! | `usual_wait` | s | what is unfinished in the whole fleet, by what the fleet computes per second, and the mean of `adapter`: with its own in it a replica that must load would be the better place wherever first tokens are late | never missing |
 //! | `answering` | s | for how long the answers to own requests that are on their way there have lasted, added up | never missing |
