@@ -177,7 +177,11 @@ fn access_logs_show_decisions_and_the_live_page_is_this_machines_alone() {
             // Nobody has watched for long enough to take one away.
             assert_eq!(scrape.sum("warmpath_recommended_replicas", &[]), 2.0);
             assert_eq!(scrape.sum("warmpath_scaling_unheard_replicas", &[]), 0.0);
-            assert_eq!(scrape.count("warmpath_scaling_pressure_percent", &[]), 4);
+            // Each is told, those too that nobody tells anything of.
+            for kind in ["prefill", "backlog", "queue", "kv", "first_token"] {
+                let told = scrape.count("warmpath_scaling_pressure_percent", &[("kind", kind)]);
+                assert_eq!(told, 1, "{kind}");
+            }
             rig.eventually("an order of drains", |scrape| {
                 scrape.sum("warmpath_replica_drain_rank", &[]) == 3.0
             })
