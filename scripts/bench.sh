@@ -38,14 +38,14 @@ set -euo pipefail
 cd "$(dirname "${BASH_SOURCE[0]}")/.."
 
 usage() {
-    sed -n 's/^# \{0,1\}//p' "${BASH_SOURCE[0]}" | sed 1d >&2
-    exit 2
+    sed -n '2,/^set /{/^#/s/^# \{0,1\}//p;}' scripts/bench.sh
 }
 
 case ${1:-} in
 requests | stages | polls | tokenizers | memory | events) command=$1 && shift ;;
 '' | --quick | --json | --connections | --seed | --model) command=requests ;;
-*) usage ;;
+-h | --help) usage && exit ;;
+*) usage >&2 && exit 2 ;;
 esac
 target=${CARGO_TARGET_DIR:-target}
 

@@ -10,6 +10,9 @@
 set -euo pipefail
 cd "$(dirname "${BASH_SOURCE[0]}")/.."
 
+usage() {
+    sed -n '2,/^set /{/^#/s/^# \{0,1\}//p;}' scripts/chaos.sh
+}
 fail() {
     echo "chaos.sh: $*" >&2
     exit 1
@@ -21,10 +24,8 @@ while [ "$#" -gt 0 ]; do
     case $1 in
     --seed) seed=${2:-} ;;
     --minutes) minutes=${2:-} ;;
-    *)
-        sed -n '2,10s/^# \{0,1\}//p' "$0"
-        exit 2
-        ;;
+    -h | --help) usage && exit ;;
+    *) usage >&2 && exit 2 ;;
     esac
     [[ ${2:-} =~ ^[0-9]+$ ]] || fail "$1 needs a number"
     shift 2

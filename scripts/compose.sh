@@ -21,6 +21,9 @@ COMPOSE_SHA256=d42aa5ffe26ff876347b62172da739064454ad59ad5dd44de933ec9594e8c1d8
 # No run takes this long.
 LIMIT_S=2400
 
+usage() {
+    sed -n '2,/^set /{/^#/s/^# \{0,1\}//p;}' scripts/compose.sh
+}
 skip() {
     echo "SKIPPED compose: $*"
     exit 0
@@ -107,10 +110,8 @@ case ${1:-} in
     inside "$@"
     exit
     ;;
-*)
-    sed -n '2,/^set /{/^#/s/^# \{0,1\}//p;}' "$0"
-    exit 2
-    ;;
+-h | --help) usage && exit ;;
+*) usage >&2 && exit 2 ;;
 esac
 own_engine=1
 [ "${1:-}" != --engine ] || own_engine=""

@@ -1,11 +1,21 @@
 #!/usr/bin/env bash
 # Checks the manifests of envoy/kubernetes and envoy/istio against public schemas: Kubernetes' own, KEDA's, and Istio's.
 #
+#   scripts/manifests.sh
+#
 # The schemas are packages, pinned by their hashes, in .work/manifests: Kubernetes' and KEDA's from PyPI, Istio's from npm.
 # What `kubectl kustomize` makes of them is checked as they are. What cannot be had (no network, no npm, no kubectl) is not
 # checked, and said to be SKIPPED.
 set -euo pipefail
 cd "$(dirname "${BASH_SOURCE[0]}")/.."
+usage() {
+    sed -n '2,/^set /{/^#/s/^# \{0,1\}//p;}' scripts/manifests.sh
+}
+case ${1:-} in
+"") ;;
+-h | --help) usage && exit ;;
+*) usage >&2 && exit 2 ;;
+esac
 root=$PWD
 work=$root/.work/manifests
 venv=$root/.work/venv

@@ -1,8 +1,18 @@
 #!/usr/bin/env bash
 # Prints the folder of promtool and prometheus: of those that are installed, or of Debian's package, which is fetched into
 # .work and not installed. Fails, and says why, where neither is to be had.
+#
+#   scripts/prometheus.sh
 set -euo pipefail
 cd "$(dirname "${BASH_SOURCE[0]}")/.."
+usage() {
+    sed -n '2,/^set /{/^#/s/^# \{0,1\}//p;}' scripts/prometheus.sh
+}
+case ${1:-} in
+"") ;;
+-h | --help) usage && exit ;;
+*) usage >&2 && exit 2 ;;
+esac
 
 if command -v promtool >/dev/null && command -v prometheus >/dev/null; then
     dirname "$(command -v promtool)"

@@ -13,7 +13,13 @@
 # `docker load` reads one.
 set -euo pipefail
 cd "$(dirname "${BASH_SOURCE[0]}")/.."
-case ${1:-} in -*) sed -n '2,/^set /{/^#/s/^# \{0,1\}//p;}' "$0" && exit 2 ;; esac
+usage() {
+    sed -n '2,/^set /{/^#/s/^# \{0,1\}//p;}' scripts/release.sh
+}
+case ${1:-} in
+-h | --help) usage && exit ;;
+-*) usage >&2 && exit 2 ;;
+esac
 release=.work/release
 target=${CARGO_TARGET_DIR:-target}
 [ "$#" -gt 0 ] || set -- tests/data/models/qwen3

@@ -520,6 +520,30 @@ fn every_shipped_file_is_tried_by_something() {
     }
 }
 
+/// What every script does is asked in the same way, and asking does nothing else.
+#[test]
+fn every_script_says_what_it_is_for() {
+    let root = Path::new(env!("CARGO_MANIFEST_DIR"));
+    let names = files_below(&root.join("scripts"), "");
+    let mut names: Vec<_> = names.iter().filter(|name| name.ends_with(".sh")).collect();
+    // Those are parts of scripts.
+    names.retain(|name| !name.contains('/') && *name != "children.sh");
+    assert!(names.len() >= 14, "{names:?}");
+    for name in names.iter().map(|name| name.as_str()) {
+        for wish in ["--help", "-h"] {
+            let mut command = std::process::Command::new("bash");
+            // By a name that leads there from here only.
+            let asked = command.current_dir(root.join("scripts")).args([name, wish]);
+            let asked = asked.output().unwrap();
+            let said = String::from_utf8(asked.stdout).unwrap();
+            assert!(asked.status.success(), "{name} {wish}: {}", asked.status);
+            assert!(said.contains(&format!("scripts/{name}")), "{name} {wish}: {said}");
+            assert!(!said.contains("set -e"), "{name} {wish}: {said}");
+            assert_eq!(String::from_utf8_lossy(&asked.stderr), "", "{name} {wish}");
+        }
+    }
+}
+
 /// No test runs Grafana, so what it is told is held against what docker-compose.yml has.
 #[test]
 fn grafana_is_told_where_its_dashboard_and_its_prometheus_are() {
