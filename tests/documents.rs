@@ -544,6 +544,26 @@ fn every_script_says_what_it_is_for() {
     }
 }
 
+/// Python leaves running what it started when it is asked to end, unless it says otherwise.
+#[test]
+fn what_a_program_of_the_scripts_starts_ends_with_it() {
+    let root = Path::new(env!("CARGO_MANIFEST_DIR"));
+    let names = files_below(&root.join("scripts"), "scripts/");
+    let mut starting = 0;
+    for name in names.iter().filter(|name| name.ends_with(".py")) {
+        let text = document(name);
+        // What is started for a block ends with its own input.
+        if !text.replace("with subprocess.Popen(", "").contains("Popen(") {
+            continue;
+        }
+        starting += 1;
+        let ends = "signal.signal(signal.SIGTERM, lambda *_: sys.exit(143))";
+        let is_told = text.contains(ends) || text.contains("\nfrom gateway import ");
+        assert!(is_told, "{name} leaves running what it started");
+    }
+    assert!(starting >= 8, "{starting}");
+}
+
 /// No test runs Grafana, so what it is told is held against what docker-compose.yml has.
 #[test]
 fn grafana_is_told_where_its_dashboard_and_its_prometheus_are() {

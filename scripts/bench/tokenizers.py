@@ -6,6 +6,7 @@ import json
 import os
 import pathlib
 import re
+import signal
 import socket
 import subprocess
 import sys
@@ -135,6 +136,8 @@ def models(paths):
 
 
 def main():
+    # Who is asked to end ends what it started.
+    signal.signal(signal.SIGTERM, lambda *_: sys.exit(143))
     parser = argparse.ArgumentParser()
     for name in ("envoy", "plugin", "prepare"):
         parser.add_argument(f"--{name}", required=True)

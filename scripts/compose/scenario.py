@@ -10,6 +10,7 @@ import json
 import os
 import pathlib
 import re
+import signal
 import socket
 import subprocess
 import sys
@@ -263,6 +264,8 @@ def main():
     compose = Compose(sys.argv[1:])
     if not compose.words:
         sys.exit(__doc__)
+    # Who is asked to end ends what it started.
+    signal.signal(signal.SIGTERM, lambda *_: sys.exit(143))
     try:
         play(compose)
     except SystemExit:

@@ -222,6 +222,8 @@ def main(envoy, prometheus, wasm, prepared, programs, folder):
     for name in ("warmpath.rules.yml", "warmpath.alerts.yml"):
         (work / "prometheus" / name).write_text((shipped / name).read_text())
     began = []
+    # Who is asked to end ends what it started.
+    signal.signal(signal.SIGTERM, lambda *_: sys.exit(143))
 
     def begin(name, *arguments, **more):
         log = open(work / f"{name}.log", "wb")

@@ -9,6 +9,7 @@ port is opened. It exits with 1 where the page logged an error or asked any othe
 import base64
 import json
 import os
+import signal
 import subprocess
 import sys
 import tempfile
@@ -73,6 +74,8 @@ class Browser:
 
 
 def main():
+    # Who is asked to end ends what it started.
+    signal.signal(signal.SIGTERM, lambda *_: sys.exit(143))
     browser, url, seconds, picture = sys.argv[1:]
     with tempfile.TemporaryDirectory(ignore_cleanup_errors=True) as profile:
         chromium = Browser(browser, profile)
