@@ -252,11 +252,12 @@ PY
 
 # Tests in a real Envoy: all, or those whose names contain one of the arguments.
 in_envoy() {
-    local prepared=$root/.work/qwen3.warmpath
+    local prepared=$root/.work/qwen3.warmpath wasm=$target/wasm32-wasip1/release/warmpath.wasm
+    [ -f "$wasm" ] || { echo "there is no filter: scripts/test.sh build makes it" && return 1; }
     # With it the programs that it uses are built, as the step unit has built them.
     cargo test --features demo --test envoy --no-run
     [ -f "$prepared" ] || "$target/debug/warmpath-prepare" tests/data/models/qwen3 -o "$prepared"
-    WARMPATH_WASM=$target/wasm32-wasip1/release/warmpath.wasm WARMPATH_PREPARED=$prepared \
+    WARMPATH_WASM=$wasm WARMPATH_PREPARED=$prepared \
         WARMPATH_TRAP_WASM=$trap_wasm \
         cargo test --features demo --test envoy -- --test-threads=1 "$@"
 }
@@ -272,6 +273,8 @@ step_envoy() {
 
 step_watched() {
     local promtool=${PROMETHEUS_BIN%/*}/promtool
+    # Nobody who runs this step by its name has to know of the one that builds.
+    cargo build --release --lib --target wasm32-wasip1
     if [ -n "$PROMETHEUS_BIN" ]; then
         "$promtool" check config envoy/prometheus/prometheus.yml
         "$promtool" test rules tests/prometheus/warmpath.yml
