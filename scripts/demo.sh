@@ -113,13 +113,21 @@ if ! [ -d "$(rustc --print sysroot)/lib/rustlib/wasm32-wasip1" ]; then
     say "adding the Rust target wasm32-wasip1"
     rustup target add wasm32-wasip1 || fail "rustup could not add wasm32-wasip1"
 fi
-quiet=--quiet
+first=""
 if ! [ -f "$wasm" ] || ! [ -x "$bin/warmpath-replay" ]; then
     say "building the filter and the demo's programs; the first time takes some minutes"
-    quiet=
+    first=1
 fi
-[ -n "${WARMPATH_WASM:-}" ] || cargo build $quiet --lib --target wasm32-wasip1 --release
-cargo build $quiet --bins --features demo --profile quick
+# Cargo says what it compiles, since that may take a while later, too; but not each time that there is nothing to do.
+build() {
+    if [ -n "$first" ]; then
+        cargo build "$@"
+    else
+        cargo build "$@" 2> >(grep -v '^ *Finished ' >&2)
+    fi
+}
+[ -n "${WARMPATH_WASM:-}" ] || build --lib --target wasm32-wasip1 --release
+build --bins --features demo --profile quick
 replay=$bin/warmpath-replay
 
 tokenizer=$root/.work/qwen3.warmpath
