@@ -242,6 +242,11 @@ impl Gateway {
         let stats = self.rig.plain_stats(&format!("^{name}$")).await;
         stats.iter().map(|(_, value)| value).sum()
     }
+
+    /// VMs that there are, those of builds that drain among them.
+    pub async fn vms(&self) -> f64 {
+        self.stat("wasm.envoy.wasm.runtime.v8.active").await
+    }
 }
 
 /// What every configuration of a run is written from.
