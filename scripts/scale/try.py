@@ -140,7 +140,7 @@ def configure(work, ports, wasm, prepared):
         ("/etc/warmpath/warmpath.wasm", wasm), ("/etc/warmpath/qwen3.warmpath", prepared),
         ("/etc/warmpath/live.html", str(ROOT / "envoy/live.html")), ("/dev/stdout", str(work / "access.log")),
         ('"min_replicas": 2, "max_replicas": 16, "first_token_ms": 1000',
-         f'"min_replicas": {FEWEST}, "max_replicas": {MOST}, "prefill_share": 0.03, "up_after_s": 3, "down_after_s": 8'),
+         f'"min_replicas": {FEWEST}, "max_replicas": {MOST}, "prefill_share": 0.02, "up_after_s": 3, "down_after_s": 8'),
     ]:
         assert old in text, old
         text = text.replace(old, new)
