@@ -4,6 +4,7 @@ import argparse
 import json
 import pathlib
 import re
+import socket
 import subprocess
 import sys
 import tempfile
@@ -32,12 +33,20 @@ def cpu_us(process):
 
 
 def port_pairs(count):
-    """Ports of replicas, each with another so far above it for its agent."""
-    found = []
+    """Ports of replicas, each with another so far above it for its agent; held until all are found, so that none comes twice."""
+    found, held = [], []
     while len(found) < count:
-        port = free_ports(1)[0]
-        if port + OFFSET < 65536 and port not in found and port + OFFSET not in found and port - OFFSET not in found:
-            found.append(port)
+        first, second = socket.socket(), socket.socket()
+        held += [first, second]
+        first.bind(("127.0.0.1", 0))
+        port = first.getsockname()[1]
+        try:
+            second.bind(("127.0.0.1", port + OFFSET))
+        except (OSError, OverflowError):
+            continue
+        found.append(port)
+    for one in held:
+        one.close()
     return found
 
 
