@@ -2,6 +2,7 @@
 import json
 import pathlib
 import platform
+import random
 import re
 import signal
 import socket
@@ -17,14 +18,25 @@ LIMIT_SECONDS = 180
 signal.signal(signal.SIGTERM, lambda *_: sys.exit(143))
 
 
-def free_ports(count):
-    probes = [socket.socket() for _ in range(count)]
-    for probe in probes:
-        probe.bind(("127.0.0.1", 0))
-    ports = [probe.getsockname()[1] for probe in probes]
-    for probe in probes:
-        probe.close()
-    return ports
+def free_ports(count, offset=0):
+    """Ports that nobody has, and with an offset those so far above them. Not of those that systems hand out: between this and
+    the use of it, one of these may become any connection's."""
+    found = []
+    while len(found) < count:
+        port = random.randrange(10_000, 32_000)
+        pair, taken = (port, port + offset), [n for p in found for n in (p, p + offset)]
+        if all(n not in taken and is_free(n) for n in pair):
+            found.append(port)
+    return found
+
+
+def is_free(port):
+    with socket.socket() as probe:
+        try:
+            probe.bind(("127.0.0.1", port))
+        except OSError:
+            return False
+    return True
 
 
 def configuration(wasm, own, replicas, models):

@@ -4,7 +4,6 @@ import argparse
 import json
 import pathlib
 import re
-import socket
 import subprocess
 import sys
 import tempfile
@@ -30,24 +29,6 @@ PLAN = [(1_000, 40, 5), (10_000, 12, 5)]
 def cpu_us(process):
     """User and system time of a process, by the clock that the kernel keeps of it."""
     return time.clock_gettime((~process.pid << 3) | 2) * 1e6
-
-
-def port_pairs(count):
-    """Ports of replicas, each with another so far above it for its agent; held until all are found, so that none comes twice."""
-    found, held = [], []
-    while len(found) < count:
-        first, second = socket.socket(), socket.socket()
-        held += [first, second]
-        first.bind(("127.0.0.1", 0))
-        port = first.getsockname()[1]
-        try:
-            second.bind(("127.0.0.1", port + OFFSET))
-        except (OSError, OverflowError):
-            continue
-        found.append(port)
-    for one in held:
-        one.close()
-    return found
 
 
 def many(text, cluster, ports):
@@ -116,7 +97,7 @@ def request_cost(peer, arm, idle_rate, plan, seed):
 def run(args, folder, report):
     prepared = folder / "model.warmpath"
     subprocess.run([args.prepare, args.model, "--output", str(prepared)], check=True, stdout=subprocess.DEVNULL)
-    replicas = port_pairs(REPLICAS)
+    replicas = free_ports(REPLICAS, OFFSET)
     processes = []
     with (folder / "log").open("w") as log:
         try:

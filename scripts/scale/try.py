@@ -20,6 +20,10 @@ import urllib.parse
 import urllib.request
 
 ROOT = pathlib.Path(__file__).resolve().parent.parent.parent
+sys.path.append(str(ROOT / "scripts/bench"))
+
+from gateway import free_ports
+
 PORT = 18600
 FEWEST, MOST = 2, 4
 PATIENCE_S = 120
@@ -157,18 +161,6 @@ def configure(work, ports, wasm, prepared):
     (work / "envoy.yaml").write_text(text)
 
 
-def free_ports(*names):
-    import socket
-
-    held = [socket.socket() for _ in names]
-    for one in held:
-        one.bind(("127.0.0.1", 0))
-    ports = {name: one.getsockname()[1] for name, one in zip(names, held)}
-    for one in held:
-        one.close()
-    return ports
-
-
 def play(work, ports, programs, began):
     gateway = f"http://127.0.0.1:{ports['gateway']}"
 
@@ -213,7 +205,8 @@ def main(envoy, prometheus, wasm, prepared, programs, folder):
     stub.write_text(f'#!/bin/sh\nexec "{sys.executable}" "{__file__}" docker "{work}" "$@"\n')
     stub.chmod(0o755)
     os.environ.update(MOCK=f"{programs}/warmpath-mock-replica", PREPARED=prepared)
-    ports = free_ports("gateway", "admin", "files", "metrics", "live", "prometheus")
+    names = ("gateway", "admin", "files", "metrics", "live", "prometheus")
+    ports = dict(zip(names, free_ports(len(names))))
     configure(work, ports, wasm, prepared)
     shipped = ROOT / "envoy/prometheus"
     text = (shipped / "prometheus.yml").read_text().split("# What engines say")[0]
@@ -222,9 +215,6 @@ def main(envoy, prometheus, wasm, prepared, programs, folder):
     for name in ("warmpath.rules.yml", "warmpath.alerts.yml"):
         (work / "prometheus" / name).write_text((shipped / name).read_text())
     began = []
-    # Who is asked to end ends what it started.
-    signal.signal(signal.SIGTERM, lambda *_: sys.exit(143))
-
     def begin(name, *arguments, **more):
         log = open(work / f"{name}.log", "wb")
         began.append(subprocess.Popen(arguments, stdout=log, stderr=log, **more))
