@@ -67,7 +67,7 @@ impl Candidate {
 pub struct Decision {
     /// Why.
     pub reason: Reason,
-    /// Best first, at most [`MAX_RANKED`]; empty leaves the choice to Envoy.
+    /// Best first, at most [`super::MAX_RANKED`]; empty leaves the choice to Envoy.
     pub ranked: Vec<Candidate>,
     /// The prompt's blocks at the chosen replica's block size; `None` when its tokens are unknown, or when there is no room
     /// to keep them.
