@@ -83,6 +83,11 @@ enum Verdict {
 }
 
 impl Update {
+    /// Whether it begins a report that says everything anew.
+    pub(super) fn is_anew(&self) -> bool {
+        matches!(self.step, Step::Changed { from: None, .. })
+    }
+
     fn judge(&self, standing: Option<&Standing>) -> Verdict {
         let is_superseded = standing.is_some_and(|standing| self.epoch < standing.epoch);
         match (&self.step, standing) {
@@ -282,6 +287,10 @@ impl<S: Store> Link<S> {
             // What is at hand has not been kept apart: it is asked for everything.
             self.hearings.insert(replica, Hearing::new(true));
             return;
+        }
+        if from.is_none() {
+            // What others routed before goes with what was known, and must be here for that.
+            self.refresh(self.now);
         }
         let room = self.room(replica);
         if from.is_none() {

@@ -1,7 +1,7 @@
 //! What one VM hears of replicas' caches, in every VM: leaders that follow one another, readers that were overtaken.
 
 use super::link::Counts;
-use super::link::envoy::{Envoy, TICK};
+use super::link::envoy::{Envoy, PROMPT_BLOCKS, TICK};
 use crate::replicas::ReplicaId;
 use crate::report::{Change, Position, Tier};
 use crate::tokens::blocks::BlockHash;
@@ -87,6 +87,27 @@ fn what_one_vm_hears_all_know() {
     envoy.check_observed(None, &[(3, 5)]);
     assert!(envoy.links.iter().all(|link| !link.index().is_reporting(replica)));
     assert_eq!(envoy.sum(|counts| counts.gaps + counts.orphaned), 0);
+}
+
+/// Whoever routed it, whoever leads, and whichever log is read first.
+#[test]
+fn what_was_routed_before_a_cache_was_lost_is_lost_with_it() {
+    for (leader, router) in [(0, 1), (1, 0), (2, 0), (0, 2)] {
+        let mut envoy = Envoy::new(4);
+        envoy.observe(leader, None, at(7, 2), &[stored(1, 0, 40)]);
+        envoy.check_observed(Some(at(7, 2)), &[(1, 40)]);
+        // All of this between two looks of the others.
+        envoy.route(router, 0, 5);
+        envoy.observe(leader, None, at(8, 1), &[stored(3, 0, 5)]);
+        envoy.observe(leader, Some(at(8, 1)), at(8, 2), &[stored(3, 5, 9)]);
+        envoy.check_observed(Some(at(8, 2)), &[(1, 0), (3, 9)]);
+        envoy.check_all_see(0, 5, 0);
+        // And what is routed from then on counts.
+        envoy.route(router, 0, 6);
+        envoy.check_observed(Some(at(8, 2)), &[(3, 9)]);
+        envoy.check_all_see(0, 6, PROMPT_BLOCKS as usize);
+        assert_eq!(envoy.sum(|counts| counts.gaps + counts.orphaned), 0);
+    }
 }
 
 #[test]

@@ -87,7 +87,7 @@ impl<S: Store> Link<S> {
                             self.note(record);
                         }
                     }
-                    self.apply_or_wait(entries);
+                    self.apply_read(entries);
                 }
                 Read::Gone => {}
                 Read::Foreign => break true,
@@ -134,6 +134,26 @@ impl<S: Store> Link<S> {
                 break;
             }
         }
+    }
+
+    /// A report that says everything anew takes with it what was routed before. That may stand in a log that is read behind
+    /// the leader's, so such a report waits until all are read, and with it what continues it.
+    fn apply_read(&mut self, entries: Vec<Entry>) {
+        for entry in entries {
+            let waits = match &entry {
+                Entry::Observed(update) => update.is_anew() || self.has_waiting(update.replica),
+                Entry::Routed(_) => false,
+            };
+            if waits || !self.apply(&entry) {
+                self.orphans.push(entry);
+            }
+        }
+    }
+
+    /// Whether something waits that this replica reports.
+    fn has_waiting(&self, replica: ReplicaId) -> bool {
+        let mut waiting = self.orphans.iter();
+        waiting.any(|entry| matches!(entry, Entry::Observed(update) if update.replica == replica))
     }
 
     fn apply_or_wait(&mut self, entries: Vec<Entry>) {

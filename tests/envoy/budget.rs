@@ -162,7 +162,7 @@ fn a_prompt_of_megabytes_is_counted_as_its_replica_does() {
 #[test]
 fn many_large_bodies_at_once_do_not_fill_a_vm() {
     with_envoy("many_large_bodies_at_once_do_not_fill_a_vm", |files| async move {
-        let plan = plan().plugin(|plugin| plugin["max_prompt_ms"] = json!(4_000));
+        let plan = plan().plugin(|plugin| plugin["max_prompt_ms"] = json!(1_000));
         let rig = Rig::start(&files, plan).await;
         refuse(&rig);
         let text = words(1, 285_000);

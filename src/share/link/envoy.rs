@@ -113,7 +113,7 @@ impl Envoy {
     }
 
     #[track_caller]
-    pub(super) fn check_all_see(&self, place: u32, prompt: u64, blocks: usize) {
+    pub(in crate::share) fn check_all_see(&self, place: u32, prompt: u64, blocks: usize) {
         let replica = self.replica(place);
         for (number, link) in self.links.iter().enumerate() {
             let seen = link.index().overlap_blocks(replica, &prompt_blocks(prompt));
@@ -135,7 +135,7 @@ impl Envoy {
     }
 }
 
-pub(super) const PROMPT_BLOCKS: u64 = 400;
+pub(in crate::share) const PROMPT_BLOCKS: u64 = 400;
 
 pub(super) fn prompt_blocks(prompt: u64) -> Vec<BlockHash> {
     (0..PROMPT_BLOCKS).map(|n| BlockHash(prompt * 1_000_000 + n)).collect()
