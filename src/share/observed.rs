@@ -277,6 +277,10 @@ impl<S: Store> Link<S> {
         changes: &[Change],
         is_last: bool,
     ) {
+        if from.is_none() {
+            // What others routed before goes with what was known, and must be here for that.
+            self.refresh(self.now);
+        }
         let is_next = from.is_none() || from == self.observed_position(replica);
         if !is_next || self.table.by_id(replica).is_none() {
             return;
@@ -287,10 +291,6 @@ impl<S: Store> Link<S> {
             // What is at hand has not been kept apart: it is asked for everything.
             self.hearings.insert(replica, Hearing::new(true));
             return;
-        }
-        if from.is_none() {
-            // What others routed before goes with what was known, and must be here for that.
-            self.refresh(self.now);
         }
         let room = self.room(replica);
         if from.is_none() {
