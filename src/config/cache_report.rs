@@ -64,6 +64,11 @@ pub(super) fn cache_report(fields: &mut Fields<'_>) -> Result<CacheReportConfig,
         let problem = format!("expected at least interval_ms ({})", config.interval.as_millis());
         return Err(error(&fields.path_of("idle_interval_ms"), problem));
     }
+    // One question without an answer would be the end of it, before the next is due.
+    if config.lost_after < config.interval {
+        let problem = format!("expected at least interval_ms ({})", config.interval.as_millis());
+        return Err(error(&fields.path_of("lost_after_ms"), problem));
+    }
     fields.finish()?;
     Ok(config)
 }
@@ -150,6 +155,10 @@ mod tests {
             (
                 r#""interval_ms": 500, "idle_interval_ms": 400"#,
                 "idle_interval_ms: expected at least interval_ms (500)",
+            ),
+            (
+                r#""interval_ms": 500, "lost_after_ms": 400"#,
+                "lost_after_ms: expected at least interval_ms (500)",
             ),
             (
                 r#""lost_after_ms": "long""#,

@@ -17,7 +17,7 @@ mod unique;
 use crate::classes::ClassConfig;
 use crate::drift::DriftConfig;
 use crate::replicas::strikes::PassiveHealth;
-use crate::route::{Policy, RouteConfig};
+use crate::route::{Policy, ROUTING_HEADER, RouteConfig};
 use crate::scaling::ScalingConfig;
 use crate::score::CostConfig;
 pub use cache_report::{AgentConfig, CacheReportConfig};
@@ -125,6 +125,21 @@ const POLICIES: &[(&str, Policy)] = &[
     (Policy::LeastLoaded.as_str(), Policy::LeastLoaded),
     (Policy::PrefixOnly.as_str(), Policy::PrefixOnly),
     (Policy::RoundRobin.as_str(), Policy::RoundRobin),
+];
+
+/// Headers without which a request is another one, or none: what asks for an explanation is removed, and may be none of them.
+const MEANT_FOR_REPLICAS: &[&str] = &[
+    "authorization",
+    "connection",
+    "content-encoding",
+    "content-length",
+    "content-type",
+    "expect",
+    "host",
+    "te",
+    "transfer-encoding",
+    "upgrade",
+    "x-api-key",
 ];
 
 /// Each has some ten series per model and VM, of which there are not more than 12,288 in all but replicas'.
@@ -298,6 +313,7 @@ impl Config {
         root.finish()?;
         config.check_names()?;
         config.check_reports()?;
+        config.check_headers()?;
         Ok(config)
     }
 
@@ -327,10 +343,42 @@ impl Config {
     /// A report must last until the next one, where there are any.
     fn check_reports(&self) -> Result<(), ConfigError> {
         let is_polled = self.clusters.iter().any(|cluster| cluster.poll.is_some());
-        if is_polled && self.route.stale_after < self.poll_interval {
-            let problem =
-                format!("expected at least poll_interval_ms ({})", self.poll_interval.as_millis());
-            return Err(error("stale_after_ms", problem));
+        let polls = is_polled.then_some(("poll_interval_ms", self.poll_interval));
+        // What agents tell is the load, too, and then replicas are not asked for it.
+        let reports = self.cache_report.as_ref();
+        let reports = reports.map(|asked| ("cache_report.idle_interval_ms", asked.idle_interval));
+        for (option, interval) in polls.into_iter().chain(reports) {
+            if self.route.stale_after < interval {
+                let problem = format!("expected at least {option} ({})", interval.as_millis());
+                return Err(error("stale_after_ms", problem));
+            }
+        }
+        Ok(())
+    }
+
+    /// Headers that are removed before anybody reads them say nothing.
+    fn check_headers(&self) -> Result<(), ConfigError> {
+        let explain = self.explain.as_ref().map(|explain| &explain.request_header);
+        let read = [
+            ("tenant_header", self.tenant_header.as_ref()),
+            ("session_header", self.session_header.as_ref()),
+            ("class_header", self.classes.header.as_ref()),
+        ];
+        for (path, name) in read.into_iter().chain([("explain.request_header", explain)]) {
+            if name.is_some_and(|name| name == ROUTING_HEADER) {
+                let problem = "is removed from every request, for it is set here".to_owned();
+                return Err(error(path, problem));
+            }
+        }
+        let Some(explain) = explain else { return Ok(()) };
+        let path = "explain.request_header";
+        if let Some((other, _)) = read.into_iter().find(|(_, name)| *name == Some(explain)) {
+            let problem = format!("is {other}, too, and would be removed before that is read");
+            return Err(error(path, problem));
+        }
+        if MEANT_FOR_REPLICAS.contains(&explain.as_str()) {
+            let problem = "would be removed from requests that need it".to_owned();
+            return Err(error(path, problem));
         }
         Ok(())
     }
@@ -497,6 +545,16 @@ mod tests {
         );
         // Where no replica is asked for its load, the interval is that of the admin's answers.
         assert!(Config::parse(with(r#","poll_interval_ms":5000"#).as_bytes()).is_ok());
+        let reported = |options: &str| {
+            with(&format!(
+                r#","cache_report":{{"cluster":"agents"{options}}},"stale_after_ms":1500"#
+            ))
+        };
+        check_error(
+            &reported(""),
+            "stale_after_ms: expected at least cache_report.idle_interval_ms (2000)",
+        );
+        assert!(Config::parse(reported(r#","idle_interval_ms":1500"#).as_bytes()).is_ok());
         check_error(&with(r#","max_body_byte":1"#), "max_body_byte: unknown option");
         check_error(
             &with(r#","cost":{"pressure_ms":-1}"#),
@@ -572,6 +630,26 @@ mod tests {
             &with(r#","explain":{"request_header":"a b","secret":"s"}"#),
             "explain.request_header: expected a header name, found \"a b\"",
         );
+        let explained =
+            |name: &str| format!(r#","explain":{{"request_header":"{name}","secret":"s"}}"#);
+        for other in ["tenant_header", "session_header", "class_header"] {
+            check_error(
+                &with(&format!(r#"{},"{other}":"x-who""#, explained("X-Who"))),
+                &format!(
+                    "explain.request_header: is {other}, too, and would be removed before that is read"
+                ),
+            );
+            check_error(
+                &with(&format!(r#","{other}":"X-Gateway-Destination-Endpoint""#)),
+                &format!("{other}: is removed from every request, for it is set here"),
+            );
+        }
+        for name in ["Content-Length", "authorization"] {
+            check_error(
+                &with(&explained(name)),
+                "explain.request_header: would be removed from requests that need it",
+            );
+        }
     }
 
     #[test]

@@ -9,6 +9,10 @@ use crate::replicas::ReplicaId;
 use crate::score::{Cost, Signals};
 use crate::tokens::blocks::Chain;
 
+/// The request header that the `override_host` load-balancing policy reads. It names an upstream
+/// address, so a client's own copy is removed from every request.
+pub const ROUTING_HEADER: &str = "x-gateway-destination-endpoint";
+
 /// By what an overlap is known.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
 pub enum Source {

@@ -21,7 +21,7 @@ mod session;
 mod tests;
 mod weigh;
 
-pub use decision::{Candidate, Decision, Source};
+pub use decision::{Candidate, Decision, ROUTING_HEADER, Source};
 pub use policy::Policy;
 pub use reason::Reason;
 

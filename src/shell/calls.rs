@@ -2,11 +2,12 @@
 //!
 //! When to ask whom is [`crate::replicas::schedule`]'s part, and what an answer says the poller's.
 
-use super::{ROUTING_HEADER, host};
+use super::host;
 use crate::config::{AgentConfig, PollConfig};
 use crate::replicas::schedule::Question;
 use crate::replicas::{ReplicaId, clusters, models, stats};
 use crate::report::{CONTENT_TYPE, MAX_REPORT_BYTES, PATH, Position};
+use crate::route::ROUTING_HEADER;
 use hashbrown::HashMap;
 use std::time::Duration;
 

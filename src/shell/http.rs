@@ -6,13 +6,13 @@
 use super::reading::Turn;
 use super::root::{Shared, State};
 use super::routed::Routed;
-use super::{EXPLAIN_HEADER, ROUTING_HEADER, host, meters, noted};
+use super::{EXPLAIN_HEADER, host, meters, noted};
 use crate::config::ExplainConfig;
 use crate::feedback::Feedback;
 use crate::headers::Headers;
 use crate::metrics;
 use crate::request::{self, Api};
-use crate::route::Reason;
+use crate::route::{ROUTING_HEADER, Reason};
 use crate::secret;
 use proxy_wasm::traits::{Context, HttpContext};
 use proxy_wasm::types::Action;

@@ -34,10 +34,6 @@ use root::Root;
 #[cfg(feature = "trap")]
 use trap::Root;
 
-/// The request header that the `override_host` load-balancing policy reads. It names an upstream
-/// address, so a client's own copy is removed from every request.
-const ROUTING_HEADER: &str = "x-gateway-destination-endpoint";
-
 /// The response header that says why, to those who may know.
 const EXPLAIN_HEADER: &str = "x-warmpath-explain";
 
