@@ -75,12 +75,12 @@ enum Answer {
 
 impl Feedback {
     /// Begins to read a response by its headers.
-    pub fn new(api: Api, content_type: Option<&str>, content_encoding: Option<&str>) -> Self {
+    pub fn new(api: Api, content_type: Option<&[u8]>, content_encoding: Option<&[u8]>) -> Self {
         let kind = content_type.unwrap_or_default();
-        let plain = content_encoding.is_none_or(|encoding| encoding == "identity");
-        let body = if plain && kind.starts_with("text/event-stream") {
+        let plain = content_encoding.is_none_or(|encoding| encoding == b"identity");
+        let body = if plain && kind.starts_with(b"text/event-stream") {
             Body::Stream(Vec::new())
-        } else if plain && kind.starts_with("application/json") {
+        } else if plain && kind.starts_with(b"application/json") {
             Body::Json(Vec::new())
         } else {
             Body::Opaque
@@ -243,7 +243,7 @@ mod tests {
     use super::*;
 
     fn read(api: Api, content_type: &str, chunks: &[&[u8]]) -> Feedback {
-        let mut feedback = Feedback::new(api, Some(content_type), None);
+        let mut feedback = Feedback::new(api, Some(content_type.as_bytes()), None);
         for chunk in chunks {
             feedback.push(chunk);
         }
@@ -313,7 +313,7 @@ mod tests {
 
     #[test]
     fn the_event_that_names_the_role_is_not_the_answers_beginning() {
-        let mut feedback = Feedback::new(Api::Chat, Some("text/event-stream"), None);
+        let mut feedback = Feedback::new(Api::Chat, Some(b"text/event-stream"), None);
         let (role, content) = CHAT_STREAM.split_once("\n\n").unwrap();
         feedback.push(role.as_bytes());
         feedback.push(b"\n\n");
@@ -425,7 +425,7 @@ mod tests {
     fn an_answer_begins_with_its_first_content_on_every_api() {
         #[track_caller]
         fn check(api: Api, events: &str, last_before: &str) {
-            let mut feedback = Feedback::new(api, Some("text/event-stream"), None);
+            let mut feedback = Feedback::new(api, Some(b"text/event-stream"), None);
             let (before, after) = events.split_once(last_before).expect(last_before);
             feedback.push(before.as_bytes());
             feedback.push(last_before.as_bytes());
@@ -519,10 +519,10 @@ mod tests {
 
     #[test]
     fn what_cannot_be_read_is_passed_on_unread() {
-        let compressed = Feedback::new(Api::Chat, Some("application/json"), Some("gzip"));
+        let compressed = Feedback::new(Api::Chat, Some(b"application/json"), Some(b"gzip"));
         assert!(!compressed.is_readable());
-        assert!(!Feedback::new(Api::Chat, Some("text/html"), None).is_readable());
-        let mut long = Feedback::new(Api::Chat, Some("text/event-stream"), None);
+        assert!(!Feedback::new(Api::Chat, Some(b"text/html"), None).is_readable());
+        let mut long = Feedback::new(Api::Chat, Some(b"text/event-stream"), None);
         for _ in 0..3 {
             long.push(&vec![b'x'; MAX_UNREAD_BYTES / 2]);
         }

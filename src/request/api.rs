@@ -3,6 +3,8 @@
 //! Every path is named here that an engine serves a prompt on, so that none is blind without being counted. What a body
 //! of each says is its own module's part.
 
+const JSON: &[u8] = b"application/json";
+
 /// What a POST of JSON asks for.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum Api {
@@ -53,9 +55,12 @@ impl Api {
     ];
 
     /// The API behind a request path (query string allowed), or `None` when it is not ours.
-    pub fn of_path(path: &str) -> Option<Self> {
-        let path = path.split(['?', '#']).next().unwrap_or(path);
-        Self::ALL.into_iter().find(|api| api.paths().contains(&path))
+    ///
+    /// By its bytes: what stands in the query may be no text, and says nothing of the path.
+    pub fn of_path(path: impl AsRef<[u8]>) -> Option<Self> {
+        let path = path.as_ref().split(|byte| b"?#".contains(byte)).next()?;
+        let is_named = |name: &&str| name.as_bytes() == path;
+        Self::ALL.into_iter().find(|api| api.paths().iter().any(is_named))
     }
 
     /// Every path that has this API.
@@ -106,6 +111,14 @@ impl Api {
         }
     }
 
+    /// Whether a body with this header is JSON. Without it, it is.
+    pub fn is_json(content_type: Option<&[u8]>) -> bool {
+        content_type.is_none_or(|kind| {
+            let kind = kind.trim_ascii_start().get(..JSON.len());
+            kind.is_some_and(|kind| kind.eq_ignore_ascii_case(JSON))
+        })
+    }
+
     /// Whether the engine computes the prompt, so that it matters who has it cached.
     pub const fn computes_prompt(self) -> bool {
         !matches!(self, Self::Tokenize)
@@ -128,10 +141,23 @@ mod tests {
         check("/v1/completions", Some(Api::Completions));
         check("/v1/messages/count_tokens", Some(Api::Tokenize));
         check("/score", Some(Api::Score));
+        assert_eq!(Api::of_path(b"/v1/completions?user=\xff\xfe"), Some(Api::Completions));
+        assert_eq!(Api::of_path(b"/v1/completions\xff"), None);
         check("/v1/completions/", None);
         check("/v1/responses/resp_1", None);
         check("v1/completions", None);
         check("", None);
+    }
+
+    #[test]
+    fn a_body_is_json_unless_its_type_is_another_one() {
+        for kind in ["application/json", " Application/JSON; charset=utf-8", "application/json;"] {
+            assert!(Api::is_json(Some(kind.as_bytes())), "{kind}");
+        }
+        assert!(Api::is_json(None) && Api::is_json(Some(b"application/json; a=\xff")));
+        for kind in [&b""[..], b"text/plain", b"application/jso", b"text/plain; a=\xff", b"\xff"] {
+            assert!(!Api::is_json(Some(kind)), "{kind:?}");
+        }
     }
 
     #[test]

@@ -107,10 +107,8 @@ impl Stream {
         headers: &Headers,
         end_of_stream: bool,
     ) -> Result<(Api, String), (Option<Api>, Reason)> {
-        let api = headers.text(":path").and_then(Api::of_path);
-        let json = headers.text("content-type").is_none_or(|kind| {
-            kind.trim_start().to_ascii_lowercase().starts_with("application/json")
-        });
+        let api = headers.get(":path").and_then(Api::of_path);
+        let json = Api::is_json(headers.get("content-type"));
         let post = headers.text(":method") == Some("POST");
         // What follows is the upgraded protocol's, not a body: it would be held for ever.
         let upgrade = headers.get("upgrade").is_some();
@@ -318,7 +316,7 @@ impl Stream {
         let Some(mut shared) = state.borrow() else { return };
         let is_replicas = routed.responded(&mut shared, self.status.unwrap_or(0), headers);
         if is_replicas && self.status == Some(200) {
-            let (kind, encoding) = (headers.text("content-type"), headers.text("content-encoding"));
+            let (kind, encoding) = (headers.get("content-type"), headers.get("content-encoding"));
             let feedback = Feedback::new(*api, kind, encoding);
             if !feedback.is_stream() {
                 // The answer is complete, or its beginning cannot be seen.
@@ -354,7 +352,7 @@ impl Stream {
     /// Tells what was found, with the id by which others know the request.
     fn tell(&mut self) {
         if let Some(notice) = self.notice.take() {
-            let id = text(host::request_header("x-request-id")).unwrap_or_default();
+            let id = host::request_header("x-request-id").unwrap_or_default();
             log::warn!("{notice}; x-request-id={}", harmless(&id));
         }
     }
@@ -364,14 +362,9 @@ impl Stream {
 const MAX_ID_CHARS: usize = 64;
 
 /// A client's text as far as it can be in a log: without what might end a line, or look like another one.
-fn harmless(id: &str) -> String {
-    let is_plain = |c: &char| c.is_ascii_alphanumeric() || "-_.".contains(*c);
-    id.chars().filter(is_plain).take(MAX_ID_CHARS).collect()
-}
-
-/// A header's value. One that is no UTF-8 says nothing to us.
-fn text(value: Option<Vec<u8>>) -> Option<String> {
-    value.and_then(|value| String::from_utf8(value).ok())
+fn harmless(id: &[u8]) -> String {
+    let is_plain = |byte: &u8| byte.is_ascii_alphanumeric() || b"-_.".contains(byte);
+    id.iter().copied().filter(is_plain).take(MAX_ID_CHARS).map(char::from).collect()
 }
 
 /// Whether a body that cannot be waited for is all there: of chunks, the end comes in a callback of

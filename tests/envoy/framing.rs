@@ -4,8 +4,9 @@ use crate::client::{Answer, Ask, Connection};
 use crate::harness::{Files, Plan, Rig, replica_with, send_signal, with_envoy};
 use crate::prompts::{chat, reusable, words};
 use crate::stats::{Scrape, reasons_between};
-use crate::wire::{Http2, Raw, chunk, post};
+use crate::wire::{Http2, Raw, chunk, http2, post};
 use serde_json::json;
+use std::collections::BTreeMap;
 use std::time::Duration;
 use tokio::time::sleep;
 use warmpath::mock::engine::EngineConfig;
@@ -497,5 +498,60 @@ fn an_agents_long_conversation_is_routed_by_its_prefix() {
         let mut plan = plain(None);
         plan.replicas.push(plan.replicas[0].clone());
         agent(&files, plan).await;
+    });
+}
+
+/// What Envoy lets through though it is no text: in a query over HTTP/2, and in every header that is read.
+#[test]
+fn a_header_that_is_no_text_hides_nothing_else() {
+    with_envoy("a_header_that_is_no_text_hides_nothing_else", |files| async move {
+        let plan = Plan::new(1, 4).plugin(|plugin| {
+            plugin["tenant_header"] = json!("x-tenant");
+            plugin["session_header"] = json!("x-session");
+            plugin["class_header"] = json!("x-class");
+        });
+        let rig = Rig::start_static(&files, plan).await;
+        let body = chat(1, 400, 1).to_string().into_bytes();
+        // The mock takes neither such a query nor such a type, and answers 400.
+        let query: &[u8] = b"/v1/chat/completions?user=\xff\xc3";
+        let path = CHAT.as_bytes();
+        let mut connections = Vec::new();
+        let odd: &[u8] = b"application/json; a=\xff";
+        let json: &[u8] = b"application/json";
+        for (what, path, kind, tenant, reason) in [
+            ("a query", query, odd, &b"\xff"[..], "cold"),
+            ("headers", path, json, b"\xff", "cold"),
+            ("once more", path, json, b"\xff", "prefix"),
+            ("another tenant", path, json, b"\xfe", "cold"),
+            ("a path", &b"/v1/chat/completions\xff"[..], json, b"\xff", "not_inference"),
+            ("another type", path, b"text/plain; a=\xff", b"\xff", "not_inference"),
+        ] {
+            let before = rig.scrape().await;
+            let headers: [(&[u8], &[u8]); 10] = [
+                (b":method", b"POST"),
+                (b":scheme", b"http"),
+                (b":authority", b"a"),
+                (b":path", path),
+                (b"content-type", kind),
+                (b"user-agent", b"\xfb"),
+                (b"x-class", b"\xfc"),
+                (b"x-request-id", b"\xfd"),
+                (b"x-session", b"\xfe"),
+                (b"x-tenant", tenant),
+            ];
+            let mut raw = Raw::open(rig.address).await;
+            raw.write(http2(&headers, &body)).await;
+            connections.push(raw);
+            let expected = BTreeMap::from([(reason.to_owned(), 1)]);
+            rig.eventually(what, |scrape| reasons_between(&before, scrape) == expected).await;
+        }
+        let counted = [("class", "other"), ("prompt", "known")];
+        let scrape = rig
+            .eventually("every answer", |scrape| {
+                scrape.sum("warmpath_prediction_total", &[("result", "equal")]) == 3.0
+            })
+            .await;
+        assert_eq!(scrape.sum("warmpath_prompts_total", &counted), 4.0);
+        rig.finish().await;
     });
 }

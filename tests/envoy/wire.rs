@@ -35,6 +35,29 @@ pub fn chunk(piece: &[u8]) -> Vec<u8> {
     [format!("{:x}\r\n", piece.len()).as_bytes(), piece, b"\r\n"].concat()
 }
 
+/// A connection of HTTP/2 with one request, byte for byte: headers of fewer than 127 bytes each, which need be no text, and a
+/// body in frames.
+pub fn http2(headers: &[(&[u8], &[u8])], body: &[u8]) -> Vec<u8> {
+    const HEADERS: [u8; 2] = [1, 4];
+    const DATA: [u8; 2] = [0, 0];
+    let frame = |[kind, flags]: [u8; 2], stream: u8, payload: &[u8]| {
+        let length = (payload.len() as u32).to_be_bytes();
+        [&length[1..], &[kind, flags, 0, 0, 0, stream], payload].concat()
+    };
+    // Each literal, and for no table.
+    let literal = |text: &[u8]| [&[text.len() as u8], text].concat();
+    let block: Vec<u8> = headers
+        .iter()
+        .flat_map(|(name, value)| [&[0], literal(name).as_slice(), &literal(value)].concat())
+        .collect();
+    let mut bytes = b"PRI * HTTP/2.0\r\n\r\nSM\r\n\r\n".to_vec();
+    bytes.extend(frame([4, 0], 0, b""));
+    bytes.extend(frame(HEADERS, 1, &block));
+    bytes.extend(body.chunks(16_000).flat_map(|piece| frame(DATA, 1, piece)));
+    bytes.extend(frame([0, 1], 1, b""));
+    bytes
+}
+
 impl Raw {
     pub async fn open(address: SocketAddr) -> Self {
         let stream = TcpStream::connect(address).await.unwrap();

@@ -101,7 +101,7 @@ fn responses(data: &[u8]) {
     let kind =
         if control & 2 == 0 { "text/event-stream; charset=utf-8" } else { "application/json" };
     let read = |size: usize| {
-        let mut feedback = Feedback::new(api, Some(kind), None);
+        let mut feedback = Feedback::new(api, Some(kind.as_bytes()), None);
         body.chunks(size).for_each(|chunk| feedback.push(chunk));
         feedback.finish();
         feedback
