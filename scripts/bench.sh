@@ -49,6 +49,18 @@ requests | stages | polls | tokenizers | memory | events) command=$1 && shift ;;
 esac
 target=${CARGO_TARGET_DIR:-target}
 
+# What is written in the end is looked at now: what comes before takes minutes.
+before=""
+for argument in "$@"; do
+    json=""
+    [ "$before" != --json ] || json=$argument
+    case $argument in --json=*) json=${argument#--json=} ;; esac
+    before=$argument
+    [ -n "$json" ] || continue
+    [ -d "$(dirname "$json")" ] || { echo "bench.sh: --json $json: no such directory" >&2 && exit 2; }
+    [ ! -d "$json" ] || { echo "bench.sh: --json $json: a directory" >&2 && exit 2; }
+done
+
 if [ "$command" = events ]; then
     cargo build --quiet --profile quick --features demo --bin warmpath-agent --example events
     exec "$target/quick/examples/events" "$target/quick/warmpath-agent" "$@"

@@ -180,7 +180,7 @@ step_clippy() {
 
 # Everything but the tests that need an Envoy.
 step_unit() {
-    cargo test --features demo --lib --bins --test golden --test golden_apis --test parity --test documents --test fuzz --test agent --test events
+    cargo test --features demo --lib --bins --test golden --test golden_apis --test parity --test commands --test documents --test fuzz --test agent --test events
     # Some seconds: the simulation's orders, whatever is tuned. By the program that the tests have built: what `cargo run` builds is
     # another one, since it takes the tests' own features of its dependencies away.
     "$target/debug/warmpath-replay" grid --smoke

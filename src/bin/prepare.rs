@@ -45,6 +45,7 @@ fn main() -> ExitCode {
 }
 
 fn run(arguments: &Arguments) -> Result<String, String> {
+    command::writable([arguments.output.as_path()])?;
     let tokenizer = tokenizer_json(&arguments.model)?;
     let config = read_if_present(&arguments.model.join("tokenizer_config.json"))?;
     let config = with_special_tokens(config.unwrap_or_else(|| "{}".to_owned()), &arguments.model)?;

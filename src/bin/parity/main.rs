@@ -78,6 +78,7 @@ fn main() -> ExitCode {
 
 /// Plays everything, and returns how many requests differ.
 fn run(arguments: &Arguments) -> Result<usize, String> {
+    command::writable(arguments.json.as_deref())?;
     let engine = Engine::new(&arguments.url, &arguments.headers)?;
     let reader = Reader {
         model: model(arguments)?,

@@ -185,6 +185,7 @@ fn script(args: &LiveArgs) -> Result<(String, Script), String> {
 }
 
 async fn live(args: LiveArgs) -> Result<(), String> {
+    command::writable(args.json.as_deref())?;
     let (workload, script) = script(&args)?;
     let mut runs = match &args.json {
         Some(path) if path.exists() => table::read(path)?,

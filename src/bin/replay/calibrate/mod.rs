@@ -62,6 +62,7 @@ pub struct CalibrateArgs {
 /// # Errors
 /// When the engine cannot be measured or the file cannot be written.
 pub async fn run(args: &CalibrateArgs) -> Result<(), String> {
+    command::writable(args.json.as_deref())?;
     let record = match (&args.from, &args.url) {
         (Some(path), _) => Record::read(path)?,
         (None, Some(url)) => measured(args, url).await?,

@@ -149,6 +149,8 @@ impl EngineArgs {
 /// When a trace cannot be read or offer a load, a file cannot be written, or the smoke test fails.
 pub fn run(args: &GridArgs) -> Result<(), String> {
     let args = if args.smoke { &smoke::smaller(args) } else { args };
+    let files = [&args.csv, &args.json, &args.markdown, &args.svg];
+    command::writable(files.into_iter().flatten().map(PathBuf::as_path))?;
     let (results, unplayed) = play(args)?;
     if args.cells {
         results.iter().try_for_each(|result| command::print(report::cell(result)))?;

@@ -147,6 +147,7 @@ pub struct SimulateArgs {
 /// # Errors
 /// When an argument makes no sense or the file cannot be written.
 pub fn run(args: &SimulateArgs) -> Result<(), String> {
+    command::writable(args.json.as_deref())?;
     let fleet = args.fleet()?;
     let policies = if args.policy.is_empty() { Policy::ALL.to_vec() } else { args.policy.clone() };
     let mut runs: Vec<Run> = Vec::new();
