@@ -51,6 +51,20 @@ pub struct Next {
     pub is_retry: bool,
 }
 
+/// Which place each server has, the same where it is named again. Those that are more than `most` share the last.
+pub fn places<'a>(servers: impl Iterator<Item = &'a str>, most: usize) -> Vec<usize> {
+    let mut named: Vec<&str> = Vec::new();
+    let place = |server| {
+        let known = named.iter().position(|name| *name == server);
+        let place = known.unwrap_or_else(|| {
+            named.push(server);
+            named.len() - 1
+        });
+        place.min(most.saturating_sub(1))
+    };
+    servers.map(place).collect()
+}
+
 /// What is under way, else what has waited longest: were it the first in the list, values that fail slowly would keep those
 /// behind them away for ever.
 pub fn next(stages: impl Iterator<Item = Stage>, now: Moment) -> Option<Next> {
@@ -113,6 +127,14 @@ mod tests {
             }
         }
         assert_eq!(was_ready, [Some(60), Some(120), Some(180)]);
+    }
+
+    #[test]
+    fn each_server_has_a_place() {
+        let named = ["a", "b", "a", "c", "b", "d"];
+        assert_eq!(places(named.into_iter(), 8), [0, 1, 0, 2, 1, 3]);
+        assert_eq!(places(named.into_iter(), 2), [0, 1, 0, 1, 1, 1]);
+        assert_eq!(places([].into_iter(), 8), [0; 0]);
     }
 
     #[test]

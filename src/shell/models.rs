@@ -1,7 +1,8 @@
-//! The models of this VM: prepared files fetched and loaded on ticks, one VM at a time.
+//! The models of this VM: prepared files fetched and loaded on ticks, from each server by one VM at a time.
 //!
 //! A file is some megabytes and every VM needs its own copy, so VMs take turns: while one loads,
-//! the others route that model by load. What is loaded stays, under its cluster and path, for as
+//! the others route that model by load. Each server has turns of its own, so that one which hangs keeps nobody from
+//! what the others serve. What is loaded stays, under its cluster and path, for as
 //! long as any configuration of the VM names it: while one replaces another both do.
 
 use super::link::{self, SharedLease};
@@ -33,8 +34,9 @@ const RETRY_AFTER: Duration = Duration::from_secs(5);
 /// last step begins before the limit and ends behind it.
 const TICK_BUDGET: Duration = Duration::from_millis(25);
 
-/// What is loaded costs the same whoever asks for it, so all wait for one turn.
-const ALL_CONFIGURATIONS: u64 = 0;
+/// Servers that have turns of their own; those beyond wait for one another. Halved, fewer do; doubled, so many more leases are
+/// asked for on each tick of a VM that waits.
+const MAX_SERVERS: usize = 8;
 
 thread_local! {
     /// All roots of a VM share what is loaded.
@@ -51,31 +53,59 @@ enum State {
 
 struct Entry {
     config: ModelConfig,
+    /// The place of its server.
+    server: usize,
     state: State,
     failed: bool,
     /// Whether it has been told that this model is loaded.
     told: bool,
 }
 
-/// See the module.
-pub struct Models {
-    entries: Vec<Entry>,
+/// Whose turn it is to load from one server. Of which configuration does not matter: what is loaded costs the same.
+struct Server {
     turn: SharedLease,
     has_turn: bool,
 }
 
+impl Server {
+    fn new(place: usize) -> Self {
+        let vm = host::unique_number();
+        Self { turn: link::lease("loading", place as u64, vm, TURN_TERM), has_turn: false }
+    }
+
+    fn hold_turn(&mut self, now: Moment) -> bool {
+        self.has_turn = self.turn.hold(now, Duration::ZERO, 0).is_some();
+        self.has_turn
+    }
+
+    fn give_up_turn(&mut self, now: Moment) {
+        if std::mem::take(&mut self.has_turn) {
+            self.turn.give_up(now);
+        }
+    }
+}
+
+/// See the module.
+pub struct Models {
+    entries: Vec<Entry>,
+    servers: Vec<Server>,
+}
+
 impl Models {
     pub fn new(config: &Config) -> Self {
-        let entry = |config: &ModelConfig| Entry {
+        let clusters = config.models.iter().map(|model| model.prepared_cluster.as_str());
+        let places = loaded::places(clusters, MAX_SERVERS);
+        let count = places.iter().max().map_or(0, |last| last + 1);
+        let entry = |(config, server): (&ModelConfig, usize)| Entry {
             config: config.clone(),
+            server,
             state: State::Waiting(Moment::default()),
             failed: false,
             told: false,
         };
         Self {
-            entries: config.models.iter().map(entry).collect(),
-            turn: link::lease("loading", ALL_CONFIGURATIONS, host::unique_number(), TURN_TERM),
-            has_turn: false,
+            entries: config.models.iter().zip(places).map(entry).collect(),
+            servers: (0..count).map(Server::new).collect(),
         }
     }
 
@@ -93,7 +123,7 @@ impl Models {
         self.entries.iter().all(|entry| matches!(entry.state, State::Ready(_)))
     }
 
-    /// Goes on loading, if it is this VM's turn. What has been loaded since the last call, and whether it has a template.
+    /// Goes on loading where it is this VM's turn. What has been loaded since the last call, and whether it has a template.
     pub fn tick(&mut self, now: Moment) -> Vec<(u64, bool)> {
         self.go_on(now);
         self.entries.iter_mut().filter_map(Entry::news).collect()
@@ -103,27 +133,25 @@ impl Models {
         for entry in &mut self.entries {
             entry.take_loaded();
         }
-        let next = loaded::next(self.entries.iter().map(Entry::stage), now);
-        // What failed is tried again in a turn of its own: whoever has not tried yet goes before.
-        let next = next.filter(|next| !(next.is_retry && self.has_turn));
-        let Some(entry) = next.and_then(|Next { index, .. }| self.entries.get_mut(index)) else {
-            self.give_up_turn(now);
-            return;
-        };
-        if self.turn.hold(now, Duration::ZERO, 0).is_none() {
-            self.has_turn = false;
-            return;
+        let mut reads = false;
+        for (place, server) in self.servers.iter_mut().enumerate() {
+            let next = loaded::next(self.entries.iter().map(|entry| entry.stage_at(place)), now);
+            // What failed is tried again in a turn of its own: whoever has not tried yet goes before.
+            let next = next.filter(|next| !(next.is_retry && server.has_turn));
+            let entry = next.and_then(|Next { index, .. }| self.entries.get_mut(index));
+            match entry {
+                None => server.give_up_turn(now),
+                Some(_) if !server.hold_turn(now) => {}
+                // One tick reads of one file only.
+                Some(entry) if entry.is_loading() && std::mem::replace(&mut reads, true) => {}
+                Some(entry) => entry.go_on(now),
+            }
         }
-        self.has_turn = true;
-        entry.go_on(now);
     }
 
-    /// Lets another VM load. Without this it would wait for the turn's end.
-    pub fn give_up_turn(&mut self, now: Moment) {
-        if self.has_turn {
-            self.turn.give_up(now);
-            self.has_turn = false;
-        }
+    /// Lets another VM load. Without this it would wait for the turns' end.
+    pub fn give_up_turns(&mut self, now: Moment) {
+        self.servers.iter_mut().for_each(|server| server.give_up_turn(now));
     }
 
     /// Takes in the answer to a fetch. Returns false when the call was not for a model.
@@ -174,8 +202,14 @@ impl Entry {
         is_news.then(|| (self.config.identity(), model.has_template()))
     }
 
-    fn stage(&self) -> Stage {
+    fn is_loading(&self) -> bool {
+        matches!(self.state, State::Loading(_))
+    }
+
+    /// How far it is, for who asks for those of one server.
+    fn stage_at(&self, server: usize) -> Stage {
         match self.state {
+            _ if self.server != server => Stage::Ready,
             State::Waiting(at) => Stage::Waiting(at, self.failed),
             State::Fetching(_) | State::Loading(_) => Stage::UnderWay,
             State::Ready(_) => Stage::Ready,

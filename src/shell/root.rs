@@ -100,7 +100,7 @@ impl State {
                 shared.fleet.trust.loaded(model, has_template, now);
             }
         } else {
-            shared.models.give_up_turn(now);
+            shared.models.give_up_turns(now);
         }
         if shared.fleet.is_latest(&self.config) {
             let Shared { fleet, models, .. } = shared;
@@ -123,7 +123,7 @@ impl Root {
             return;
         }
         if let Some(mut shared) = self.state.as_ref().and_then(State::borrow) {
-            shared.models.give_up_turn(host::now());
+            shared.models.give_up_turns(host::now());
             shared.fleet.leave();
         }
         meters::tick(false);

@@ -7,8 +7,9 @@ use crate::harness::{
 };
 use crate::prompts::{chat, cold_choice};
 use crate::shipped::{Config, shipped};
-use crate::stats::Scrape;
+use crate::stats::{Scrape, reasons_between};
 use crate::traffic::connect_when_open;
+use serde_json::json;
 use std::collections::BTreeSet;
 use std::io::Write as _;
 use std::net::SocketAddr;
@@ -211,6 +212,53 @@ fn requests_are_answered_while_tokenizers_load() {
         let ask = Ask::chat(&chat(1_000, 400, 1));
         rig.send(&ask).await;
         assert!(rig.send(&ask).await.usage().cached_tokens > 0);
+        rig.finish().await;
+    });
+}
+
+/// It takes connections and never answers, and holds nobody up but those who wait for what it serves.
+#[test]
+fn a_file_server_that_hangs_delays_its_own_models_alone() {
+    with_envoy("a_file_server_that_hangs_delays_its_own_models_alone", |files| async move {
+        let hanging = tokio::net::TcpListener::bind("127.0.0.1:0").await.unwrap();
+        let address = hanging.local_addr().unwrap();
+        let taken = tokio::spawn(async move {
+            let mut taken = Vec::new();
+            while let Ok((stream, _)) = hanging.accept().await {
+                taken.push(stream);
+            }
+        });
+        let mut plan = Plan { early: true, ..Plan::new(3, 2) }.plugin(|plugin| {
+            let prepared = json!({"cluster": "hanging", "path": "/other.warmpath"});
+            let other = json!({"name": "org/other", "prepared": prepared});
+            // The first, which a worker would wait for before all others.
+            plugin["models"].as_array_mut().unwrap().insert(0, other);
+        });
+        plan.config.add_replicas("hanging", &[address]);
+        plan.replicas
+            .iter_mut()
+            .for_each(|replica| replica.served_names.push("org/other".to_owned()));
+        let rig = Rig::start_static(&files, plan).await;
+        let began = Instant::now();
+        let loads = |scrape: &Scrape, result| {
+            scrape.sum("warmpath_tokenizer_loads_total", &[("result", result)])
+        };
+        let scrape = rig.eventually("every worker's other model", |s| loads(s, "ok") == 3.0).await;
+        let elapsed = began.elapsed();
+        assert!(elapsed < Duration::from_secs(15), "{elapsed:?}");
+        assert_eq!(loads(&scrape, "fetch_failed"), 0.0);
+        // Its own go by load meanwhile.
+        let mut body = chat(1, 400, 1);
+        body["model"] = json!("org/other");
+        for (body, reason) in
+            [(body, "tokenizer_loading"), (chat(2, 400, 1), "cold"), (chat(2, 400, 1), "prefix")]
+        {
+            let before = rig.scrape().await;
+            assert_eq!(rig.send(&Ask::chat(&body)).await.status, 200);
+            let reasons = reasons_between(&before, &rig.scrape().await);
+            assert_eq!(reasons, [(reason.to_owned(), 1)].into());
+        }
+        taken.abort();
         rig.finish().await;
     });
 }
