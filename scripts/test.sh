@@ -44,10 +44,10 @@ Sets up what is missing and runs every step, or only those named. Stops at the f
   manifests  those of envoy/kubernetes and envoy/istio against public schemas
   traps      a filter that traps on demand, for the step envoy
   build      the filter as released, its size and what it imports
-  envoy      the filters that build and traps left, in a real Envoy
+  envoy      the filters that build and traps left, in a real Envoy; an envoy.yaml made of README's pieces
   versions   the same, shorter, in four older Envoys
   watched    only if named: rules and alerts by promtool; a dashboard on a real Prometheus, a page in a browser,
-             a scaling loop (prometheus, chromium-headless-shell); an envoy.yaml made of README's pieces
+             a scaling loop (prometheus, chromium-headless-shell)
   compose    only if named: docker-compose.yml on a Docker engine of its own (root, dockerd, prometheus)
 
 Needs Rust, Python 3 and, the first time, a network. ENVOY_BIN names an Envoy for the step envoy in
@@ -264,7 +264,7 @@ in_envoy() {
 
 step_envoy() {
     rm -f "$root/.work/qwen3.warmpath"
-    in_envoy --skip watched:: --skip newcomer::
+    in_envoy --skip watched::
     if grep -q '^SKIPPED' "$logs/envoy.log"; then
         echo "nothing may be skipped here"
         return 1
@@ -281,7 +281,7 @@ step_watched() {
     else
         echo "SKIPPED promtool: there is none (Debian: apt-get install prometheus)"
     fi
-    in_envoy watched:: newcomer::
+    in_envoy watched::
     # The tests have built these programs.
     if [ -n "$PROMETHEUS_BIN" ]; then
         python3 scripts/scale/try.py "$ENVOY_BIN" "$PROMETHEUS_BIN" "$target/wasm32-wasip1/release/warmpath.wasm" \
