@@ -552,6 +552,9 @@ mod tests {
         assert_eq!(feedback.exact_answer(), Some(ExactAnswer::Text("yes")));
         let usage = Usage { prompt_tokens: 5, cached_tokens: None, completion_tokens: None };
         assert_eq!(feedback.usage(), Some(usage));
+        // More than there is of it is no count of it.
+        let more = r#"{"usage":{"prompt_tokens":5,"prompt_tokens_details":{"cached_tokens":6}}}"#;
+        assert_eq!(read(Api::Chat, "application/json", &[more.as_bytes()]).usage(), Some(usage));
         let negative = "data: {\"usage\":{\"prompt_tokens\":-1}}\n\n";
         assert_eq!(stream(Api::Chat, negative).usage(), None);
     }

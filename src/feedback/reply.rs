@@ -68,10 +68,11 @@ impl Found {
             }
             _ => 0,
         };
-        reply.usage = prompt_tokens.map(|prompt_tokens| Usage {
-            prompt_tokens: prompt_tokens.saturating_add(others),
-            cached_tokens,
-            completion_tokens,
+        reply.usage = prompt_tokens.map(|prompt_tokens| {
+            let prompt_tokens = prompt_tokens.saturating_add(others);
+            // More than there are is no count of them: one such number would be all that its counter shows.
+            let cached_tokens = cached_tokens.filter(|cached| *cached <= prompt_tokens);
+            Usage { prompt_tokens, cached_tokens, completion_tokens }
         });
         reply.completion_tokens = completion_tokens;
         if !delta.is_empty() {
