@@ -77,7 +77,7 @@ impl Feedback {
     /// Begins to read a response by its headers.
     pub fn new(api: Api, content_type: Option<&[u8]>, content_encoding: Option<&[u8]>) -> Self {
         let kind = content_type.unwrap_or_default();
-        let plain = content_encoding.is_none_or(|encoding| encoding == b"identity");
+        let plain = Api::is_plain(content_encoding);
         let body = if plain && kind.starts_with(b"text/event-stream") {
             Body::Stream(Vec::new())
         } else if plain && kind.starts_with(b"application/json") {

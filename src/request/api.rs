@@ -119,6 +119,12 @@ impl Api {
         })
     }
 
+    /// Whether a body with this header is as it was written.
+    pub fn is_plain(content_encoding: Option<&[u8]>) -> bool {
+        content_encoding
+            .is_none_or(|coding| coding.is_empty() || coding.eq_ignore_ascii_case(b"identity"))
+    }
+
     /// Whether the engine computes the prompt, so that it matters who has it cached.
     pub const fn computes_prompt(self) -> bool {
         !matches!(self, Self::Tokenize)
@@ -157,6 +163,16 @@ mod tests {
         assert!(Api::is_json(None) && Api::is_json(Some(b"application/json; a=\xff")));
         for kind in [&b""[..], b"text/plain", b"application/jso", b"text/plain; a=\xff", b"\xff"] {
             assert!(!Api::is_json(Some(kind)), "{kind:?}");
+        }
+    }
+
+    #[test]
+    fn a_body_is_plain_unless_a_coding_is_named() {
+        for coding in [None, Some(&b""[..]), Some(b"identity"), Some(b"Identity")] {
+            assert!(Api::is_plain(coding), "{coding:?}");
+        }
+        for coding in [&b"gzip"[..], b"identity, gzip", b"\xff"] {
+            assert!(!Api::is_plain(Some(coding)), "{coding:?}");
         }
     }
 

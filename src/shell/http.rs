@@ -131,8 +131,7 @@ impl Stream {
         if end_of_stream {
             return Err((Some(api), Reason::NoBody));
         }
-        let encoding = headers.get("content-encoding").unwrap_or_default();
-        if !matches!(encoding, b"" | b"identity") {
+        if !Api::is_plain(headers.get("content-encoding")) {
             return Err((Some(api), Reason::ContentEncoding));
         }
         Ok((api, cluster))
