@@ -9,10 +9,12 @@
 
 mod pieces;
 mod read;
+mod waiting;
 mod write;
 
 pub use pieces::{Piece, Pieces};
 pub use read::{Report, ReportError};
+pub use waiting::Waiting;
 pub use write::{Changes, write, write_head};
 
 use crate::replicas::stats;

@@ -1,6 +1,7 @@
 //! The leader's cache reports: which agent is asked when, what its answer is taken for, and how it reaches the index.
 //!
-//! A report of many blocks is taken in by pieces, some on each tick, and its agent is not asked again before that. Whoever
+//! A report of many blocks is taken in by pieces, some on each tick, and its agent is not asked again before that; others'
+//! reports are taken in between, and where that takes long the load is asked of the replica. Whoever
 //! does not report is given up after a stated time; its replica is then what was routed there, as without an agent. This
 //! asks nobody itself: calls are the poller's.
 
@@ -12,10 +13,9 @@ use crate::metrics;
 use crate::replicas::agents::{Agents, Heard, Misfit, Standing, turns_over};
 use crate::replicas::schedule::Interval;
 use crate::replicas::{Moment, Replica, ReplicaId, ReplicaTable, stats};
-use crate::report::{Piece, Pieces, Position, Report, ReportError, Status};
+use crate::report::{Piece, Pieces, Position, Report, ReportError, Status, Waiting};
 use crate::tokens::blocks::BlockSize;
 use hashbrown::HashMap;
-use std::collections::VecDeque;
 use std::time::Duration;
 
 /// How long reports are taken in at a stretch. Halved, a fleet's snapshots take twice as long; doubled, so does the
@@ -32,6 +32,10 @@ const BLOCKS_PER_TICK: usize = 16 << 10;
 /// Bytes of reports that wait to be taken in: two of the longest, or sixty of a large cache. Halved, agents that claim
 /// much are put off sooner; doubled, so is what they can fill the VM with.
 const MAX_WAITING_BYTES: usize = 32 << 20;
+
+/// For how long a report may wait before its replica's load is asked of the replica: what agents tell of it is stale with the
+/// shipped options after three times as long. Halved, replicas are asked for nothing while a fleet's snapshots are taken in.
+const LATE: Duration = Duration::from_secs(1);
 
 /// What is said of an agent's answer that will not get better by itself.
 pub fn complaint(result: &str) -> Option<&'static str> {
@@ -58,7 +62,7 @@ pub fn page(status: &Status, standing: Standing) -> stats::Report {
 #[derive(Default)]
 pub struct Reports {
     agents: Agents,
-    waiting: VecDeque<(ReplicaId, Pieces)>,
+    waiting: Waiting<ReplicaId>,
     /// Times [`BLOCKS_AT_ONCE`] that may be taken in before the next tick.
     left: usize,
     /// What agents last reported whose blocks are not used: they need not say it again.
@@ -82,8 +86,11 @@ impl Reports {
     }
 
     /// Whether a replica itself is to be asked for its load.
-    pub fn needs_metrics(&self, id: ReplicaId) -> bool {
-        self.agents.needs_metrics(id)
+    pub fn needs_metrics(&self, id: ReplicaId, now: Moment) -> bool {
+        // Then no agent is asked at all.
+        let is_full = self.waiting.bytes() >= MAX_WAITING_BYTES;
+        let is_late = self.waiting.time(id, now).is_some_and(|time| time >= LATE);
+        is_full || is_late || self.agents.needs_metrics(id)
     }
 
     /// What a replica's agent is asked, if it is.
@@ -92,20 +99,17 @@ impl Reports {
         config: &CacheReportConfig,
         replica: &Replica,
         has_requests: bool,
+        now: Moment,
     ) -> Option<Interval> {
-        let is_waiting = self.waiting.iter().any(|(id, _)| *id == replica.id);
+        let is_waiting = self.waiting.time(replica.id, now).is_some();
         config.agent.address(&replica.address)?;
-        (!is_waiting && self.waiting_bytes() < MAX_WAITING_BYTES)
+        (!is_waiting && self.waiting.bytes() < MAX_WAITING_BYTES)
             .then(|| self.agents.interval(replica.id, config, has_requests))
     }
 
     /// What an agent is asked to go on from.
     pub fn since(&self, link: &Link, id: ReplicaId) -> Option<Position> {
         link.observed_position(id).or_else(|| self.unused.get(&id).copied())
-    }
-
-    fn waiting_bytes(&self) -> usize {
-        self.waiting.iter().map(|(_, pieces)| pieces.bytes()).sum()
     }
 
     pub fn asked(&mut self, id: ReplicaId, now: Moment) {
@@ -132,7 +136,7 @@ impl Reports {
         now: Moment,
     ) -> Vec<ReplicaId> {
         self.agents.retain(|id| table.by_id(id).is_some());
-        self.waiting.retain(|(id, _)| table.by_id(*id).is_some());
+        self.waiting.retain(|id| table.by_id(id).is_some());
         self.unused.retain(|id, _| table.by_id(*id).is_some());
         let Some(reported) = &config.cache_report else {
             return self.stop(link, table);
@@ -160,7 +164,7 @@ impl Reports {
 
     /// A replica holds what was routed there, from now on.
     fn fall_back(&mut self, link: &mut Link, id: ReplicaId, before: Standing, cause: &'static str) {
-        self.waiting.retain(|(waiting, _)| *waiting != id);
+        self.waiting.retain(|waiting| waiting != id);
         if before == Standing::Reporting {
             link.unobserve(id);
             meters::add(&metrics::REPORT_FALLBACKS, &[cause], 1);
@@ -170,7 +174,7 @@ impl Reports {
     /// Reads an answer up to its blocks; `None` while there is no room for them.
     pub fn read(&self, body: Vec<u8>) -> Result<Option<Report>, &'static str> {
         meters::add(&metrics::REPORT_BYTES, &[], body.len() as u64);
-        if self.waiting_bytes() + body.len() > MAX_WAITING_BYTES {
+        if self.waiting.bytes() + body.len() > MAX_WAITING_BYTES {
             return Ok(None);
         }
         let report = Report::read(body).map_err(|error| match error {
@@ -220,7 +224,7 @@ impl Reports {
             return "unchanged";
         }
         let result = if report.since.is_some() { "changes" } else { "snapshot" };
-        self.waiting.push_back((id, Pieces::new(report)));
+        self.waiting.push(id, Pieces::new(report), now);
         if self.waiting.len() == 1 {
             self.take_in(link, now);
         }
@@ -238,14 +242,12 @@ impl Reports {
     fn take_pieces(&mut self, link: &mut Link) {
         let began = host::now();
         while self.left > 0 && host::now().since(began) < AT_A_STRETCH {
-            let Some((id, pieces)) = self.waiting.front_mut() else { return };
-            let id = *id;
+            let Some((id, piece)) = self.waiting.next(BLOCKS_AT_ONCE) else { return };
             self.left -= 1;
-            match pieces.next(BLOCKS_AT_ONCE) {
-                Ok(Some(Piece { from, to, changes, is_last })) => {
+            match piece {
+                Ok(Piece { from, to, changes, is_last }) => {
                     link.observe(id, from, to, &changes, is_last);
                 }
-                Ok(None) => drop(self.waiting.pop_front()),
                 Err(_) => {
                     let before = self.agents.disprove(id);
                     self.fall_back(link, id, before, "damaged");

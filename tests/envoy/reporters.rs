@@ -62,6 +62,12 @@ impl Reporter {
         self.changes.push(Change::Stored { parent: None, blocks, tier: Tier::Gpu });
     }
 
+    /// So many blocks of nobody's prompts.
+    pub fn fill(&mut self, blocks: u64) {
+        let blocks = (0..blocks).map(BlockHash).collect();
+        self.changes.push(Change::Stored { parent: None, blocks, tier: Tier::Gpu });
+    }
+
     /// And no more.
     pub fn remove(&mut self, chain: &Chain) {
         let blocks: Vec<BlockHash> = chain.hashes().iter().rev().copied().collect();

@@ -327,3 +327,36 @@ async fn check_misfits(fleet: &Fleet) {
     assert_eq!(log.matches("not the own name of any that is configured").count(), 1, "{log}");
     assert_eq!(log.matches("of another size than its engine's").count(), 1, "{log}");
 }
+
+/// A cache of a million blocks takes seconds to be taken in: what others report meanwhile does not wait for it, and the load
+/// of its own replica is known.
+#[test]
+fn a_report_that_is_long_holds_up_no_other() {
+    with_envoy("a_report_that_is_long_holds_up_no_other", |files| async move {
+        let fleet = Fleet::start(&files, |_| ()).await;
+        let [long, short] = [0, 1].map(|place| fleet.rig.replicas[place].address.to_string());
+        let of = |scrape: &Scrape, metric: &str, replica: &str| {
+            scrape.sum(metric, &[("replica", replica)])
+        };
+        fleet.agents[0].reporter().fill(1_000_000);
+        let observed = "warmpath_replica_observed_blocks";
+        let begun = |scrape: &Scrape| of(scrape, observed, &long) > 0.0;
+        fleet.rig.eventually("a long report's beginning", begun).await;
+        fleet.agents[1].reporter().store(&chain(1));
+        let heard = |scrape: &Scrape| of(scrape, observed, &short) == 40.0;
+        let scrape = fleet.rig.eventually("a short report", heard).await;
+        let so_far = of(&scrape, observed, &long);
+        assert!(so_far < 400_000.0, "{so_far} blocks were taken in before it");
+        // Its agent is not asked until the report is through, and its replica is asked instead.
+        let asked = fleet.questions("metrics").await;
+        fleet
+            .rig
+            .eventually("a question to the replica", |scrape| {
+                scrape.sum("warmpath_polls_total", &[("target", "metrics")]) > asked
+            })
+            .await;
+        let age = of(&fleet.rig.scrape().await, "warmpath_replica_report_age_ms", &long);
+        assert!(age < 3_000.0, "{age}");
+        fleet.rig.finish().await;
+    });
+}

@@ -41,9 +41,9 @@ impl Poller {
             let asked = config.cache_report.as_ref();
             Wish {
                 id: replica.id,
-                metrics: polled(replica).is_some() && self.reports.needs_metrics(replica.id),
+                metrics: polled(replica).is_some() && self.reports.needs_metrics(replica.id, now),
                 models: polled(replica).is_some(),
-                report: asked.and_then(|c| self.reports.interval(c, replica, has_requests)),
+                report: asked.and_then(|c| self.reports.interval(c, replica, has_requests, now)),
             }
         });
         for (id, question) in self.schedule.next(wishes, &pace, now, MAX_CALLS_PER_TICK) {
