@@ -28,6 +28,11 @@ const BRISK_SHARE: usize = 32;
 /// Halved, the pace falls back within a long step; doubled, it is kept for seconds after.
 const BRISK_REPORTS: u32 = 10;
 
+/// Answers in a row that continue something else than was asked, of which the last is a question's that asked for all: one is
+/// a race, and what goes on is no agent of this replica, or a copy of what it said long ago. Halved, a race would end in a
+/// snapshot; doubled, what is long gone is believed for longer.
+const MOST_ASTRAY: u32 = 4;
+
 /// What an agent is to its replica.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash, Default)]
 pub enum Standing {
@@ -158,6 +163,8 @@ struct Agent {
     quiet: u32,
     /// Reports for which it is asked sooner.
     brisk: u32,
+    /// Answers in a row that continue something else than was asked.
+    astray: u32,
 }
 
 impl Agent {
@@ -246,8 +253,25 @@ impl Agents {
         let brisk = if heard.turns_over { BRISK_REPORTS } else { agent.brisk.saturating_sub(1) };
         let Heard { standing, tells_load, .. } = heard;
         let (unanswered, misses) = (None, 0);
-        *agent = Agent { standing, tells_load, heard: Some(now), unanswered, misses, quiet, brisk };
+        let (heard, astray) = (Some(now), 0);
+        *agent = Agent { standing, tells_load, heard, unanswered, misses, quiet, brisk, astray };
         before
+    }
+
+    /// Its report continues something else than was asked. Whoever goes on so has not answered.
+    pub fn strayed(&mut self, id: ReplicaId, now: Moment) {
+        let agent = self.agents.entry(id).or_default();
+        agent.astray = agent.astray.saturating_add(1);
+        if agent.astray < MOST_ASTRAY {
+            (agent.heard, agent.unanswered, agent.misses) = (Some(now), None, 0);
+        } else {
+            agent.misses = agent.misses.saturating_add(1);
+        }
+    }
+
+    /// Whether it is to be asked for all that is held, whatever it said last.
+    pub fn is_astray(&self, id: ReplicaId) -> bool {
+        self.agents.get(&id).is_some_and(|agent| agent.astray > 1)
     }
 
     /// Its report turned out to be none after all: nothing that it told is believed, and it is tried out again. What it
@@ -399,6 +423,26 @@ mod tests {
         agents.excuse(ID);
         agents.asked(ID, at(2900));
         assert_eq!(agents.give_up(&config(), at(4800)), []);
+    }
+
+    #[test]
+    fn an_agent_that_answers_other_questions_is_asked_for_all_and_then_given_up() {
+        let mut agents = Agents::default();
+        agents.heard(ID, heard(Standing::Reporting), at(0));
+        let mut asked_for_all = Vec::new();
+        for n in 1..=MOST_ASTRAY {
+            agents.asked(ID, at(1000 * u64::from(n)));
+            agents.strayed(ID, at(1000 * u64::from(n)));
+            asked_for_all.push(agents.is_astray(ID));
+        }
+        assert_eq!(asked_for_all, [false, true, true, true]);
+        assert_eq!(agents.give_up(&config(), at(5999)), []);
+        assert_eq!(agents.give_up(&config(), at(6000)), [(ID, Standing::Reporting)]);
+        agents.strayed(ID, at(7000));
+        assert_eq!(agents.standing(ID), Standing::Lost);
+        agents.heard(ID, heard(Standing::Reporting), at(8000));
+        assert!(!agents.is_astray(ID));
+        assert_eq!(agents.standing(ID), Standing::Reporting);
     }
 
     #[test]

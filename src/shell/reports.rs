@@ -109,6 +109,9 @@ impl Reports {
 
     /// What an agent is asked to go on from.
     pub fn since(&self, link: &Link, id: ReplicaId) -> Option<Position> {
+        if self.agents.is_astray(id) {
+            return None;
+        }
         link.observed_position(id).or_else(|| self.unused.get(&id).copied())
     }
 
@@ -196,6 +199,12 @@ impl Reports {
         now: Moment,
     ) -> &'static str {
         let known = link.observed_position(id);
+        let is_used = standing == Standing::Reporting;
+        if is_used && report.since.is_some() && report.since != known {
+            // The question was asked before something else was learned. The next one is not.
+            self.agents.strayed(id, now);
+            return "out_of_order";
+        }
         let is_new = report.since != Some(report.position);
         let load = report.status.load().and_then(|load| Some((load.running?, load.waiting?)));
         let has_requests = load.is_some_and(|(running, waiting)| running > 0 || waiting > 0);
@@ -205,7 +214,7 @@ impl Reports {
             && turns_over(report.most_blocks_left(), report.status.capacity_blocks);
         let heard = Heard { standing, is_busy, tells_load, turns_over };
         let before = self.agents.heard(id, heard, now);
-        if standing != Standing::Reporting {
+        if !is_used {
             let generation = report.position.generation;
             if known.is_some_and(|known| known.generation != generation) {
                 // What was held before says nothing about what is held now, nor does what was sent there.
@@ -216,10 +225,6 @@ impl Reports {
             return "unused";
         }
         self.unused.remove(&id);
-        if report.since.is_some() && report.since != known {
-            // The question was asked before something else was learned. The next one is not.
-            return "out_of_order";
-        }
         if !is_new {
             return "unchanged";
         }

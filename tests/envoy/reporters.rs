@@ -37,6 +37,8 @@ pub enum Mode {
     Version,
     /// A report that is damaged far behind.
     Damaged,
+    /// What it said of its first change, whatever is asked: a cache in between that does not heed queries.
+    Old,
     /// A body that never ends.
     Endless,
     /// A long body, a byte at a time.
@@ -116,6 +118,13 @@ impl Reporter {
                 // The kind of the last change: its tier, number of blocks and block come behind it.
                 let kind = body.len() - 8 - 4 - 2;
                 body[kind] = 77;
+                whole(200, CONTENT_TYPE, body)
+            }
+            Mode::Old => {
+                let [since, position] =
+                    [0, 1].map(|seq| Position { generation: self.generation, seq });
+                let changes = self.changes[..1].to_vec();
+                let body = report::write(&self.status, Some(since), position, changes);
                 whole(200, CONTENT_TYPE, body)
             }
             Mode::Endless => Answer::Endless,

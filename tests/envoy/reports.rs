@@ -260,6 +260,7 @@ fn an_agent_that_goes_wrong_is_given_up_and_comes_back() {
             (Mode::Version, "other_version", "silent"),
             (Mode::Endless, "cut", "silent"),
             (Mode::Slow, "cut", "silent"),
+            (Mode::Old, "out_of_order", "silent"),
             (Mode::Damaged, "damaged", "damaged"),
         ]) {
             let before = fleet.rig.scrape().await;
