@@ -62,6 +62,14 @@ impl Charge {
         all.saturating_sub(self.answering_since_ms) as f64 / 1000.0
     }
 
+    /// For how long its requests have been there, in seconds, added up: answers since they began, and the others, which were sent
+    /// between the first of them and now, half as long as that one.
+    pub fn lasted_s(&self, now: Moment) -> f64 {
+        let unbegun = f64::from(self.requests.saturating_sub(self.answering));
+        let first = if self.head.tokens > 0 { now.since(self.head.sent) } else { Duration::ZERO };
+        self.answering_s(now) + unbegun * first.as_secs_f64() / 2.0
+    }
+
     /// The recent tokens, decayed to `now`.
     #[inline]
     pub fn recent(&self, now: Moment, half_life: Duration) -> f64 {
@@ -252,6 +260,26 @@ mod tests {
         }
         assert_eq!(sum.of(R).computing(at(6)), (Duration::from_secs(1), 50));
         assert_eq!((sum.of(R).answering, sum.of(R).answering_s(at(6))), (1, 1.0));
+    }
+
+    #[test]
+    fn requests_without_an_answer_have_lasted_half_as_long_as_the_first_of_them() {
+        let mut charges = Charges::default();
+        assert_eq!(charges.of(R).lasted_s(at(1)), 0.0);
+        for sent in [1, 3, 4] {
+            charges.start(R, 100 * sent, at(sent), HALF_LIFE);
+        }
+        assert_eq!(charges.of(R).lasted_s(at(5)), 3.0 * 4.0 / 2.0);
+        charges.answer_began(R, 100, at(6));
+        assert_eq!(charges.of(R).lasted_s(at(7)), 1.0 + 2.0 * 4.0 / 2.0);
+        charges.answer_began(R, 300, at(7));
+        charges.answer_began(R, 400, at(8));
+        assert_eq!(charges.of(R).lasted_s(at(9)), 3.0 + 2.0 + 1.0);
+        charges.end(R, at(6));
+        assert_eq!(charges.of(R).lasted_s(at(9)), 2.0 + 1.0);
+        // All of it is cached there: it has no work, and nobody knows when it was sent.
+        charges.start(R, 0, at(9), HALF_LIFE);
+        assert_eq!(charges.of(R).lasted_s(at(10)), 3.0 + 2.0);
     }
 
     #[test]

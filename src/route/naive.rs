@@ -175,6 +175,14 @@ fn whole<'a>(
         answering: f64::from(charge.answering),
         answering_s: charge.answering_s(view.now),
         usual_answering_s,
+        lasted_s: {
+            let unbegun = f64::from(charge.requests.saturating_sub(charge.answering));
+            let first = match charge.head.tokens {
+                0 => 0.0,
+                _ => view.now.since(charge.head.sent).as_secs_f64(),
+            };
+            charge.answering_s(view.now) + unbegun * first / 2.0
+        },
         usual_wait_s,
         unfinished_tokens: charge.unfinished_tokens as f64,
         computed_tokens: {

@@ -153,6 +153,7 @@ pub(super) fn weigh<'a>(
         answering: f64::from(charge.answering),
         answering_s: charge.answering_s(view.now),
         usual_answering_s: request.usual_answering_s,
+        lasted_s: charge.lasted_s(view.now),
         usual_wait_s: request.usual_wait_s,
         // What a session asked for before is no reason to send it elsewhere.
         recent_tokens: request
