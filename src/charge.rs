@@ -7,7 +7,7 @@
 //! is left. Nothing here times out: a VM that dies takes its charges
 //! along, because readers ignore a VM whose heartbeat has stopped.
 
-use crate::replicas::{ByReplica, Moment, ReplicaId};
+use crate::replicas::{ByReplica, Moment, ReplicaId, of_replica};
 use hashbrown::HashMap;
 use std::collections::VecDeque;
 use std::time::Duration;
@@ -58,8 +58,9 @@ impl Charge {
 
     /// For how long the answers have been on their way, in seconds, added up.
     pub fn answering_s(&self, now: Moment) -> f64 {
-        let all = u64::from(self.answering).saturating_mul(milliseconds(now));
-        all.saturating_sub(self.answering_since_ms) as f64 / 1000.0
+        // Exact up to ten thousand answers and thirty years; what saturates takes a wasm VM as long as a hash.
+        let all = f64::from(self.answering) * milliseconds(now) as f64;
+        (all - self.answering_since_ms as f64).max(0.0) / 1000.0
     }
 
     /// For how long its requests have been there, in seconds, added up: answers since they began, and the others, which were sent
@@ -194,7 +195,7 @@ impl Charges {
     /// One replica's charge, where it has one.
     #[inline]
     pub fn find(&self, replica: ReplicaId) -> Option<&Charge> {
-        self.by_replica.get(&replica)
+        of_replica(&self.by_replica, replica)
     }
 
     /// All charges.

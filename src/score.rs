@@ -340,6 +340,16 @@ impl Signals {
     }
 }
 
+/// Its term of that name.
+pub fn eviction(config: &CostConfig, speed: &Speed, evicted_tokens: f64, age_s: f64) -> f64 {
+    // Most replicas have room, and a power takes as long as all the rest.
+    if evicted_tokens == 0.0 {
+        return 0.0;
+    }
+    let missed = evicted_tokens * (-age_s / EVICTED_HALF_LIFE_S).exp2();
+    config.eviction_weight * missed / speed.rate(config)
+}
+
 /// The formula.
 pub fn cost(config: &CostConfig, signals: &Signals) -> Cost {
     let Speed { decode_s_per_token, base_s, .. } = signals.speed;
@@ -363,11 +373,6 @@ pub fn cost(config: &CostConfig, signals: &Signals) -> Cost {
         * (signals.neighbours + LATER_PER_S * wait + ANSWERING_WEIGHT * answering);
     let answer = signals.answer_limit.unwrap_or(f64::INFINITY).min(config.mean_answer_tokens);
     let slowed = signals.decoding() * answer * decode_s_per_token;
-    // Most replicas have room, and a power takes as long as all the rest.
-    let missed = match signals.evicted_tokens {
-        0.0 => 0.0,
-        evicted => evicted * (-signals.evicted_age_s / EVICTED_HALF_LIFE_S).exp2(),
-    };
     let usage = signals.kv_usage.unwrap_or(0.0).clamp(0.0, MAX_KV_USAGE);
     Cost {
         wait,
@@ -376,7 +381,7 @@ pub fn cost(config: &CostConfig, signals: &Signals) -> Cost {
         stall: stalled * prefill,
         decode: (1.0 + config.neighbour_weight) * slowed,
         pressure: config.pressure_s * usage / (1.0 - usage),
-        eviction: config.eviction_weight * missed / rate,
+        eviction: eviction(config, &signals.speed, signals.evicted_tokens, signals.evicted_age_s),
         adapter,
         transfer,
     }

@@ -28,7 +28,7 @@ pub use transfer::Settling;
 #[cfg(test)]
 mod naive;
 
-use crate::replicas::{ByReplica, MAX_REPLICAS, Moment, ReplicaId};
+use crate::replicas::{ByReplica, MAX_REPLICAS, Moment, ReplicaId, of_replica};
 use crate::tokens::blocks::BlockHash;
 use hashbrown::{HashMap, HashSet};
 use shadow::Shadow;
@@ -109,8 +109,6 @@ impl<'a> Stretch<'a> {
 #[derive(Debug, Clone)]
 pub struct Overlaps<'a> {
     index: &'a PrefixIndex,
-    /// Of the whole chain.
-    all: usize,
     blocks: Vec<u32>,
 }
 
@@ -119,19 +117,15 @@ impl Overlaps<'_> {
     #[inline]
     pub fn outlook(&self, replica: ReplicaId) -> Outlook {
         let index = self.index;
-        let routed = index.slots.get(&replica).copied();
+        let routed = of_replica(&index.slots, replica).copied();
         let reported = index.observed_slot(replica);
-        let is_reporting = index.is_reporting(replica);
         let by = |slot: Option<Slot>| slot.map_or(0, |slot| self.by(slot));
         let blocks = by(routed).max(by(reported));
         let at_hand = index.at_hand_slot(replica);
-        let room = if is_reporting { reported } else { routed };
-        let new = self.all.saturating_sub(blocks);
         Outlook {
             blocks,
             at_hand: at_hand.map_or(blocks, |slot| self.by(slot).max(by(routed))),
-            observed: is_reporting.then(|| by(reported)),
-            evicted: room.map_or(Evicted::default(), |slot| index.tree.would_evict(slot, new)),
+            observed: index.is_reporting(replica).then(|| by(reported)),
         }
     }
 
@@ -150,8 +144,6 @@ pub struct Outlook {
     pub at_hand: usize,
     /// What of these it has reported itself; `None` where it does not report.
     pub observed: Option<usize>,
-    /// What it would evict for the others: see [`PrefixIndex::would_evict`].
-    pub evicted: Evicted,
 }
 
 /// Hashes block hashes by a seed.
@@ -227,7 +219,7 @@ impl PrefixIndex {
                 }
             }
         }
-        Overlaps { index: self, all: chain.len(), blocks }
+        Overlaps { index: self, blocks }
     }
 
     /// How many blocks of this chain, counted from the root without a gap, the replica holds.

@@ -25,7 +25,7 @@ pub mod line;
 pub mod pending;
 pub mod sizing;
 
-use crate::replicas::{ByReplica, Moment, ReplicaId, ReplicaTable};
+use crate::replicas::{ByReplica, Moment, ReplicaId, ReplicaTable, of_replica};
 use hashbrown::HashMap;
 use line::{Line, median};
 use sizing::Evidence;
@@ -428,7 +428,7 @@ impl Rates {
     /// One replica's, where anything is known of it.
     #[inline]
     pub fn find(&self, replica: ReplicaId) -> Option<&Speed> {
-        self.by_replica.get(&replica)
+        of_replica(&self.by_replica, replica)
     }
 
     /// Puts one.

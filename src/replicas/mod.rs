@@ -14,7 +14,7 @@ pub mod stats;
 pub mod strikes;
 
 use crate::tokens::blocks::BlockSize;
-use hashbrown::HashMap;
+use hashbrown::{Equivalent, HashMap};
 use models::Served;
 use std::hash::{BuildHasher, Hash, Hasher};
 use std::time::Duration;
@@ -51,6 +51,22 @@ impl Hash for ReplicaId {
 
 /// Values by replica, where a decision looks them up.
 pub type ByReplica<V> = HashMap<ReplicaId, V, Spread>;
+
+/// Looks a value up. The map's own way compares in a call for each that it compares.
+#[inline]
+pub fn of_replica<V>(map: &ByReplica<V>, replica: ReplicaId) -> Option<&V> {
+    map.get(&Sought(replica))
+}
+
+#[derive(Hash)]
+struct Sought(ReplicaId);
+
+impl Equivalent<ReplicaId> for Sought {
+    #[inline]
+    fn equivalent(&self, key: &ReplicaId) -> bool {
+        self.0 == *key
+    }
+}
 
 /// Spreads replicas' identities over a map. No client chooses these, and they are few, so that one multiplication does;
 /// a map's usual hasher takes a quarter of a decision between 64 replicas.

@@ -25,9 +25,9 @@ pub use decision::{Candidate, Decision, ROUTING_HEADER, Source};
 pub use policy::Policy;
 pub use reason::Reason;
 
-use crate::charge::{Charge, Charges};
+use crate::charge::Charges;
 use crate::index::PrefixIndex;
-use crate::learn::{Rates, Speed};
+use crate::learn::Rates;
 use crate::replicas::strikes::Strikes;
 use crate::replicas::{Moment, Replica, ReplicaId, ReplicaTable};
 use crate::score::CostConfig;
@@ -35,7 +35,7 @@ use crate::tokens::blocks::{BlockSize, Chain, ChainSeed};
 use candidates::{serving, unsuspended};
 use regret::Rivals;
 use std::time::Duration;
-use weigh::{Known, Request, Weighed, weigh};
+use weigh::{Known, Scales, Seen, Weighed};
 
 /// Replicas named in the routing header: the choice and two to retry on.
 pub const MAX_RANKED: usize = 3;
@@ -192,62 +192,31 @@ fn choose(
         PromptKnowledge::Hashed { prompt_tokens, .. } => prompt_tokens,
         PromptKnowledge::Unknown { estimated_tokens, .. } => estimated_tokens,
     };
-    let known = Known::of(view.index, chains);
-    let (idle, unheard) = (Charge::default(), Speed::default());
-    let loads: Vec<(&Charge, &Speed)> = replicas
-        .iter()
-        .map(|replica| {
-            let charge = view.charges.find(identity(replica.id)).unwrap_or(&idle);
-            (charge, view.rates.find(replica.id).unwrap_or(&unheard))
-        })
-        .collect();
-    let sum = |of: &dyn Fn(&Charge) -> f64| loads.iter().map(|(charge, _)| of(charge)).sum::<f64>();
-    let in_flight = sum(&|charge| f64::from(charge.requests));
-    let unfinished = sum(&|charge| charge.unfinished_tokens as f64);
-    let answering = sum(&|charge| f64::from(charge.answering));
-    let answering_s = sum(&|charge| charge.answering_s(view.now));
-    let rates: f64 = loads.iter().map(|(_, speed)| speed.rate(&config.cost)).sum();
-    let loads_it = |adapter| replicas.iter().filter(|replica| replica.must_load(adapter)).count();
-    let loading_share = question.adapter.map_or(0, loads_it) as f64 / replicas.len() as f64;
-    let request = Request {
-        prompt_tokens,
-        answer_limit: question.answer_limit,
-        adapter: question.adapter,
-        neighbours_per_rate: in_flight / rates,
-        usual_wait_s: unfinished / rates + loading_share * config.cost.adapter_load_s,
-        usual_answering_s: answering_s / answering.max(1.0),
-        session: question.session.filter(|_| !question.prompt.is_matched()),
-        identity,
-    };
-    let mut weighed: Vec<Weighed<'_>> = replicas
-        .iter()
-        .zip(loads)
-        .map(|(replica, load)| weigh(config, view, &request, replica, load, &known))
-        .collect();
-    guards::relieve(config, &mut weighed);
-    let retry_after_s =
-        overload::retry_after(config.max_cost_s, &weighed, &question.prompt, chains);
+    let known = Known::of(config, view, identity, chains);
+    let seen: Vec<Seen<'_>> = replicas.iter().map(|replica| known.seen(replica)).collect();
+    let scales = Scales::of(&known, question, prompt_tokens, &seen);
+    let weighed = scales.weigh(&seen);
+    let retry_after_s = overload::retry_after(&scales, &weighed, &question.prompt, chains);
     if retry_after_s.is_some() {
         return Decision { retry_after_s, ..Decision::unrouted(Reason::Overloaded) };
     }
-    let ranked = match request.session.filter(|_| config.policy == Policy::Warmpath) {
+    let ranked = match scales.session.filter(|_| config.policy == Policy::Warmpath) {
         Some(session) => {
-            policy::by_cost(&weighed, |best| session::home(config, &weighed, best, session))
+            policy::by_cost(&weighed, |best| session::home(&scales, &weighed, best, session))
         }
-        None => config.policy.rank(config, &weighed, chains, question.tie_seed),
+        None => config.policy.rank(&scales, &weighed, chains, question.tie_seed),
     };
-    let suspended_overlap =
-        suspended.iter().map(|replica| known.by(config, replica, identity(replica.id)).tokens);
+    let suspended_overlap = suspended.iter().map(|replica| known.by(replica).tokens);
     let first = ranked.first().copied().unwrap_or_default();
-    let rivals = Rivals::of(&weighed, first, suspended_overlap.max().unwrap_or(0));
+    let rivals = Rivals::of(&scales, &weighed, first, suspended_overlap.max().unwrap_or(0));
     let chosen = weighed.get(first);
-    let chain = chosen.and_then(|chosen| known.chain(chosen.block_size)).cloned();
+    let chain = chosen.and_then(|chosen| known.chain(chosen.seen.had.block_size)).cloned();
     let reason = reason(question, chosen, chain.as_ref(), rivals.overlap_tokens);
     let ranked = ranked.iter().filter_map(|at| weighed.get(*at));
     let open = chain.as_ref().filter(|chain| chain.is_open());
     Decision {
         reason,
-        ranked: ranked.map(|weighed| weighed.candidate(&config.cost)).collect(),
+        ranked: ranked.map(|weighed| scales.candidate(weighed)).collect(),
         is_matched: chain.is_some(),
         known_tokens: open.map(Chain::token_count),
         chain,
@@ -286,7 +255,7 @@ fn reason(
     if let Some(chain) = chain.filter(|chain| chain.hashes().is_empty()) {
         return if chain.is_open() { Reason::UnsupportedPrompt } else { Reason::ShortPrompt };
     }
-    match chosen.map_or(0, |candidate| candidate.overlap_tokens) {
+    match chosen.map_or(0, |candidate| candidate.seen.had.tokens) {
         0 if others_overlap == 0 => Reason::Cold,
         0 => Reason::PrefixBusy,
         _ => Reason::Prefix,

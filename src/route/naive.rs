@@ -202,7 +202,10 @@ fn whole<'a>(
             .map(|blocks| f64::from(blocks) * f64::from(block_size.get())),
         speed: view.rates.of(replica.id),
         evicted_tokens: evicted.blocks as f64 * f64::from(block_size.get()),
-        evicted_age_s: view.now.since(Moment(evicted.used * 1000)).as_secs_f64(),
+        evicted_age_s: match evicted.blocks {
+            0 => 0.0,
+            _ => view.now.since(Moment(evicted.used * 1000)).as_secs_f64(),
+        },
         loads_adapter: question.adapter.is_some_and(|adapter| replica.must_load(adapter)),
     };
     let observed = chain

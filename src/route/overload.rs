@@ -2,7 +2,7 @@
 //!
 //! It only says so, and for how long. What the answer looks like is [`crate::refusal`]'s part.
 
-use super::{PromptKnowledge, Weighed};
+use super::{PromptKnowledge, Scales, Weighed};
 use crate::tokens::blocks::Chain;
 
 /// Longest time after which a client is told to come back, in seconds. A cost is a guess at what is ahead, and an hour
@@ -15,20 +15,20 @@ const MAX_RETRY_AFTER_S: f64 = 600.0;
 /// Nobody is refused while any replica has nothing to do, since waiting would not make it cheaper; nor where the cost
 /// rests on a guess, since then it says nothing.
 pub(super) fn retry_after(
-    max_cost_s: Option<f64>,
+    scales: &Scales<'_>,
     candidates: &[Weighed<'_>],
     prompt: &PromptKnowledge<'_>,
     chains: &[Chain],
 ) -> Option<u64> {
-    let max_cost_s = max_cost_s?;
+    let max_cost_s = scales.config.max_cost_s?;
     let is_known = !matches!(prompt, PromptKnowledge::Unknown { .. });
     if !is_known || chains.iter().any(Chain::is_open) {
         return None;
     }
-    if candidates.iter().any(|candidate| candidate.requests() == 0.0) {
+    if candidates.iter().any(|candidate| scales.requests(candidate) == 0.0) {
         return None;
     }
-    let least = candidates.iter().map(|candidate| candidate.cost.seconds());
+    let least = candidates.iter().map(|candidate| scales.cost(candidate).seconds());
     let over = least.fold(f64::INFINITY, f64::min) - max_cost_s;
     // A cost that is no number refuses nobody.
     (over > 0.0).then(|| over.ceil().clamp(1.0, MAX_RETRY_AFTER_S) as u64)

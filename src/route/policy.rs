@@ -3,7 +3,7 @@
 //! Health, models, suspensions and priorities are over by then: whoever may not get the request is no candidate. A
 //! policy charges nothing and knows no earlier request but by what it changed.
 
-use super::{MAX_RANKED, RouteConfig, Weighed, guards};
+use super::{MAX_RANKED, Scales, Weighed, guards};
 use crate::tokens::blocks::Chain;
 use std::cmp::{Ordering, Reverse};
 use xxhash_rust::xxh3::xxh3_64_with_seed;
@@ -47,22 +47,22 @@ impl Policy {
     /// The places of its first [`MAX_RANKED`] candidates, best first. They come in the table's order.
     pub(super) fn rank(
         self,
-        config: &RouteConfig,
+        scales: &Scales<'_>,
         candidates: &[Weighed<'_>],
         chains: &[Chain],
         number: u64,
     ) -> Vec<usize> {
         match self {
             Self::Warmpath => {
-                by_cost(candidates, |best| break_tie(config, candidates, best, chains, number))
+                by_cost(candidates, |best| break_tie(scales, candidates, best, chains, number))
             }
             Self::LeastLoaded => first(candidates, |candidate| {
-                let requests = Ordered(candidate.requests());
-                (requests, Ordered(candidate.signals.unfinished_tokens), drawn(candidate, number))
+                let requests = Ordered(scales.requests(candidate));
+                (requests, Ordered(candidate.seen.unfinished_tokens()), drawn(candidate, number))
             }),
             Self::PrefixOnly => first(candidates, |candidate| {
                 let drawn = Reverse(rendezvous(candidate, chains, number));
-                (Reverse(candidate.overlap_tokens), drawn)
+                (Reverse(candidate.seen.had.tokens), drawn)
             }),
             Self::RoundRobin => {
                 let turn = number.checked_rem(candidates.len() as u64).unwrap_or(0);
@@ -106,12 +106,17 @@ impl PartialOrd for Ordered {
     }
 }
 
+/// The places of the few candidates with the least costs.
+pub(super) fn cheapest(candidates: &[Weighed<'_>]) -> Vec<usize> {
+    first(candidates, |candidate| Ordered(candidate.total))
+}
+
 /// The candidates with the least costs, behind the winner: whose place is told from the least cost.
 pub(super) fn by_cost(
     candidates: &[Weighed<'_>],
     winner: impl FnOnce(f64) -> Option<usize>,
 ) -> Vec<usize> {
-    let mut ranked = first(candidates, |candidate| Ordered(candidate.total));
+    let mut ranked = cheapest(candidates);
     let best = ranked.first().and_then(|at| candidates.get(*at)).map(|best| best.total);
     if let Some(winner) = best.and_then(winner) {
         ranked.retain(|at| *at != winner);
@@ -131,19 +136,19 @@ pub(super) fn by_cost(
 /// a whole conversation is computed within epsilon, but not for nothing. Less than that is a head
 /// that many share, and would hold all of them on one replica.
 fn break_tie(
-    config: &RouteConfig,
+    scales: &Scales<'_>,
     candidates: &[Weighed<'_>],
     best: f64,
     chains: &[Chain],
     number: u64,
 ) -> Option<usize> {
-    let epsilon = config.epsilon(best);
+    let epsilon = scales.config.epsilon(best);
     let tied = || candidates.iter().enumerate().filter(|(_, c)| c.total <= best + epsilon);
     let least = tied().map(|(_, c)| c.cost.to_do()).fold(f64::INFINITY, f64::min);
-    let bound = guards::bound(candidates);
+    let bound = guards::bound(scales, candidates.len());
     let rank = |(_, c): &(usize, &Weighed<'_>)| {
-        let has_most = f64::from(c.overlap_tokens) > c.signals.prompt_tokens / 2.0;
-        (c.signals.in_flight < bound, has_most, rendezvous(c, chains, number))
+        let has_most = f64::from(c.seen.had.tokens) > f64::from(scales.prompt_tokens) / 2.0;
+        (c.seen.in_flight() < bound, has_most, rendezvous(c, chains, number))
     };
     let tied = tied().filter(|(_, c)| c.cost.to_do() <= least + epsilon);
     tied.max_by_key(rank).map(|(at, _)| at)
@@ -151,14 +156,14 @@ fn break_tie(
 
 /// The hash of (replica, head of the prompt): the same in every VM and every gateway.
 fn rendezvous(candidate: &Weighed<'_>, chains: &[Chain], number: u64) -> u64 {
-    let chain = chains.iter().find(|chain| chain.block_size() == candidate.block_size);
+    let chain = chains.iter().find(|chain| chain.block_size() == candidate.seen.had.block_size);
     let head = chain.and_then(|chain| chain.block_at(RENDEZVOUS_TOKENS));
     drawn(candidate, head.map_or(number, |head| head.0))
 }
 
 /// The hash of (replica, key).
 pub(super) fn drawn(candidate: &Weighed<'_>, key: u64) -> u64 {
-    xxh3_64_with_seed(candidate.replica.address.as_bytes(), key)
+    xxh3_64_with_seed(candidate.seen.replica.address.as_bytes(), key)
 }
 
 #[cfg(test)]

@@ -4,7 +4,7 @@
 //! have done, nobody knows. So a loss of nothing does not prove a choice right, and stale claims of others count as good
 //! ones. `docs/watch.md` has the definition for users.
 
-use super::{Candidate, Decision, Policy, RouteConfig, Weighed};
+use super::{Candidate, Decision, Policy, RouteConfig, Scales, Weighed};
 use crate::score::{self, Signals};
 use std::time::Duration;
 
@@ -69,22 +69,28 @@ pub struct Rivals {
 impl Rivals {
     /// All but the one that was chosen.
     pub(super) fn of(
+        scales: &Scales<'_>,
         weighed: &[Weighed<'_>],
         chosen: usize,
         suspended_overlap_tokens: u32,
     ) -> Self {
-        let mut rivals = Self { suspended_overlap_tokens, ..Self::default() };
-        for (_, rival) in weighed.iter().enumerate().filter(|(at, _)| *at != chosen) {
-            let (cost, overlap) = (rival.total, rival.overlap_tokens);
-            if rivals.least.is_none_or(|(least, _)| cost < least) {
-                rivals.least = Some((cost, rival.cost.seconds()));
-            }
-            let holds_as_much = overlap == rivals.overlap_tokens && cost < rivals.holder_cost;
-            if overlap > rivals.overlap_tokens || holds_as_much {
-                (rivals.overlap_tokens, rivals.holder_cost) = (overlap, cost);
-            }
+        let rivals = || weighed.iter().enumerate().filter(|(at, _)| *at != chosen).map(|(_, r)| r);
+        let least = rivals().min_by(|a, b| a.total.total_cmp(&b.total));
+        let overlap_tokens = rivals().map(|rival| rival.seen.had.tokens).max().unwrap_or(0);
+        let holders = rivals().filter(|rival| rival.seen.had.tokens == overlap_tokens);
+        let cheaper = |least: f64, holder: &Weighed<'_>| match holder.total < least {
+            true => least.min(scales.cost(holder).total()),
+            false => least,
+        };
+        Self {
+            least: least.map(|least| (least.total, least.cost.seconds())),
+            overlap_tokens,
+            holder_cost: match overlap_tokens {
+                0 => 0.0,
+                _ => holders.fold(f64::INFINITY, cheaper),
+            },
+            suspended_overlap_tokens,
         }
-        rivals
     }
 }
 
