@@ -355,6 +355,9 @@ fn drawn_fleet(draws: &mut Draws) -> Fleet {
     fleet.table.set_members("another", &[Member::healthy("10.9.9.9:80".to_owned())]);
     fleet.config.policy = Policy::ALL[[0, 0, 0, 1, 2, 3][draws.below(6) as usize]];
     fleet.config.max_cost_s = draws.one_in(4).then_some(0.5);
+    // What is evicted decides nothing, or a lot; few are near to a tie, or many.
+    fleet.config.cost.eviction_weight = [0.1, 5.0][draws.below(2) as usize];
+    fleet.config.tie_s = [0.005, 0.3][draws.below(2) as usize];
     fleet.answer_limit = [None, Some(8), Some(4000)][draws.below(3) as usize];
     let (lists_models, now) = (draws.one_in(2), fleet.now);
     for slot in 0..slots {

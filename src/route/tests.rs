@@ -1,5 +1,6 @@
 use super::*;
 use crate::index::{Hearing, Room};
+use crate::learn::Speed;
 use crate::replicas::models::Served;
 use crate::replicas::strikes::{PassiveHealth, Proof};
 use crate::replicas::{Health, Load, Member};
@@ -24,6 +25,22 @@ fn a_share_of_a_long_cost_is_no_tie() {
     assert_eq!(ties, [0.005, 0.05, MOST_TIE_S]);
     assert_eq!(RouteConfig { tie_s: 0.5, ..config.clone() }.epsilon(100.0), 0.5);
     assert_eq!(config.noise(100.0), 5.0);
+}
+
+#[test]
+fn who_is_a_tie_but_for_what_it_evicts_is_none() {
+    let mut fleet = fleet(5);
+    fleet.config.tie_s = 0.3;
+    fleet.config.cost.eviction_weight = 5.0;
+    let full = fleet.table.at(4).unwrap().id;
+    fleet.rates.insert(full, Speed { base_s: 0.01, ..Speed::default() });
+    let is_taken = |fleet: &Fleet| (0..40).any(|kind| chosen(&fleet.ask(&prompt(kind, 1000))) == 4);
+    assert!(is_taken(&fleet), "its first token is hardly later");
+    let other =
+        Chain::new(ChainSeed::new("m", None), BlockSize::new(16).unwrap(), &prompt(99, 4000));
+    fleet.index.advance(fleet.now);
+    fleet.index.record(full, 250, other.hashes());
+    assert!(!is_taken(&fleet));
 }
 
 pub(super) fn fleet(replicas: usize) -> Fleet {
