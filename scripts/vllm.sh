@@ -153,13 +153,14 @@ wasm=${WARMPATH_WASM:-$target/wasm32-wasip1/release/warmpath.wasm}
 prepare=${WARMPATH_PREPARE:-$target/quick/warmpath-prepare}
 parity=${WARMPATH_PARITY:-$target/quick/warmpath-parity}
 agent=${WARMPATH_AGENT:-$target/quick/warmpath-agent}
+# One set of features for all programs: with another, cargo builds the library anew.
 build() {
     [ -n "${WARMPATH_WASM:-}" ] || cargo build --lib --target wasm32-wasip1 --release
-    [ -n "${WARMPATH_PREPARE:-}" ] || cargo build --bin warmpath-prepare --features tools --profile quick
+    [ -n "${WARMPATH_PREPARE:-}" ] || cargo build --bin warmpath-prepare --features demo --profile quick
     if [ "$mode" = agents ]; then
-        [ -n "${WARMPATH_AGENT:-}" ] || [ "$reports" = no ] || cargo build --bin warmpath-agent --features agent --profile quick
+        [ -n "${WARMPATH_AGENT:-}" ] || [ "$reports" = no ] || cargo build --bin warmpath-agent --features demo --profile quick
     else
-        [ -n "${WARMPATH_PARITY:-}" ] || cargo build --bin warmpath-parity --features tools --profile quick
+        [ -n "${WARMPATH_PARITY:-}" ] || cargo build --bin warmpath-parity --features demo --profile quick
     fi
     "$prepare" "$tokenizer" -o "$run/model.warmpath" >"$run/prepare.log" 2>&1 || {
         tail -5 "$run/prepare.log" >&2
