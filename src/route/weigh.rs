@@ -291,7 +291,9 @@ impl<'a> Scales<'a> {
         (evicted.blocks as f64 * f64::from(had.block_size.get()), age_s)
     }
 
-    #[inline]
+    // As `score::cost`.
+    #[cfg_attr(target_family = "wasm", inline)]
+    #[cfg_attr(not(target_family = "wasm"), inline(always))]
     fn signals(&self, seen: &Seen<'_>, neighbours: f64, evicted: Evicted) -> Signals {
         let Known { config, view, .. } = *self.known;
         let Seen { replica, charge, speed, had } = seen;
