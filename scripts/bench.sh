@@ -109,9 +109,8 @@ if [ "$command" = memory ]; then
 fi
 
 [ "$#" -gt 0 ] || set -- tests/data/models
-# opt-level 3 as released; fat LTO is left out, it takes minutes.
-CARGO_PROFILE_QUICK_OPT_LEVEL=3 cargo build --quiet --profile quick --target wasm32-wasip1 \
-    --features bench --example tokenizer_load
+# As released but for LTO, which takes minutes.
+cargo build --quiet --profile quick --target wasm32-wasip1 --features bench --example tokenizer_load
 
 exec python3 scripts/bench/tokenizers.py --envoy "$envoy" \
     --plugin "$target/wasm32-wasip1/quick/examples/tokenizer_load.wasm" \

@@ -544,6 +544,27 @@ fn every_script_says_what_it_is_for() {
     }
 }
 
+/// Cargo keeps one library per profile, whatever its features: two scripts that want others compile it in turns.
+#[test]
+fn the_programs_of_all_scripts_have_the_same_features() {
+    let root = Path::new(env!("CARGO_MANIFEST_DIR"));
+    let mut names = files_below(&root.join("scripts"), "scripts/");
+    // A released program has no more in it than it needs; what is fuzzed has a profile of its own.
+    let apart = ["scripts/release.sh", "scripts/fuzz.sh"];
+    names.retain(|name| name.ends_with(".sh") && !apart.contains(&name.as_str()));
+    let texts: Vec<_> = names.iter().map(|name| document(name).replace("\\\n", " ")).collect();
+    let builds = texts.iter().flat_map(|text| text.lines()).filter(|line| {
+        let compiles =
+            ["build", "run", "test"].map(|verb| line.contains(&format!("cargo {verb} --")));
+        compiles.contains(&true) && !line.contains("--target wasm32-wasip1")
+    });
+    let builds: Vec<_> = builds.collect();
+    assert!(builds.len() >= 10, "{builds:#?}");
+    for line in builds {
+        assert!(line.contains("--features demo"), "{line}");
+    }
+}
+
 /// Python leaves running what it started when it is asked to end, unless it says otherwise.
 #[test]
 fn what_a_program_of_the_scripts_starts_ends_with_it() {
