@@ -91,9 +91,9 @@ if [ "$command" = polls ]; then
 fi
 
 if [ "$command" = stages ]; then
-    cargo build --quiet --profile stages --features bench --example stages_plugin --target wasm32-wasip1
+    cargo build --quiet --profile measured --features bench --example stages_plugin --target wasm32-wasip1
     exec python3 scripts/bench/stages.py --envoy "$envoy" --prepare "$target/quick/warmpath-prepare" \
-        --plugin "$target/wasm32-wasip1/stages/examples/stages_plugin.wasm" --native "$target/quick/examples/stages" "$@"
+        --plugin "$target/wasm32-wasip1/measured/examples/stages_plugin.wasm" --native "$target/quick/examples/stages" "$@"
 fi
 
 if [ "$command" = memory ]; then
@@ -109,9 +109,8 @@ if [ "$command" = memory ]; then
 fi
 
 [ "$#" -gt 0 ] || set -- tests/data/models
-# As released but for LTO, which takes minutes.
-cargo build --quiet --profile quick --target wasm32-wasip1 --features bench --example tokenizer_load
+cargo build --quiet --profile measured --target wasm32-wasip1 --features bench --example tokenizer_load
 
 exec python3 scripts/bench/tokenizers.py --envoy "$envoy" \
-    --plugin "$target/wasm32-wasip1/quick/examples/tokenizer_load.wasm" \
+    --plugin "$target/wasm32-wasip1/measured/examples/tokenizer_load.wasm" \
     --prepare "$target/quick/warmpath-prepare" "$@"
